@@ -1,0 +1,241 @@
+package dispatch
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"waybill/outcome"
+)
+
+// ActionID is the identity of one action, 16 bytes of a ULID. Its text form is
+// "act_" + 26 characters. The zero value is no action.
+type ActionID ulid.ULID
+
+// ErrBadActionID is returned by ParseActionID.
+var ErrBadActionID = errors.New("not an action id (act_ followed by 26 characters)")
+
+// ParseActionID reads the text form. It returns ErrBadActionID.
+func ParseActionID(s string) (ActionID, error) {
+	body, ok := strings.CutPrefix(s, "act_")
+	if !ok {
+		return ActionID{}, ErrBadActionID
+	}
+	id, err := ulid.ParseStrict(body)
+	if err != nil || id.String() != body {
+		return ActionID{}, ErrBadActionID
+	}
+	return ActionID(id), nil
+}
+
+// String returns the text form.
+func (id ActionID) String() string { return "act_" + ulid.ULID(id).String() }
+
+// IsZero reports whether id names no action.
+func (id ActionID) IsZero() bool { return id == ActionID{} }
+
+// MarshalText returns the text form.
+func (id ActionID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
+
+// UnmarshalText reads the text form.
+func (id *ActionID) UnmarshalText(b []byte) error {
+	v, err := ParseActionID(string(b))
+	*id = v
+	return err
+}
+
+// EventType names a transition (CONTRACT M1). The list is closed; zero is
+// invalid; values are stored, so they are only ever appended.
+type EventType uint8
+
+// The events. Each has at most one detail field in Event, named beside it.
+const (
+	EventInvalid         EventType = iota
+	ActionAccepted                 // Accepted
+	PreflightValidated             // Bound
+	CredentialAuthorized           // Credential
+	AttemptFailed                  // Ended: a try that ended before the boundary (E7); the action goes on
+	ActionRefused                  // Ended: the action ended before any boundary was crossed
+	DispatchStarted                // Dispatch
+	RequestSent                    // Sent
+	ResponseStarted                // Response
+	ResponseComplete               // Response
+	ResultCommitted                // Ended + Result
+	AttemptResolved                // Ended: after the boundary, without a stored result (unknown, or G8)
+	AttemptInterrupted             // Ended: found open at start-up (M4)
+	CallerGone                     // Ended.Reason: local cause, the attempt goes on (F5)
+	DeliveryFailed                 // –
+	ResultDelivered                // – (H6)
+	TunnelOpened                   // Tunnel (V7)
+	TunnelClosed                   // Tunnel
+	Booted                         // Boot; belongs to no action
+	eventTypes
+)
+
+var eventNames = [...]string{
+	ActionAccepted: "ACTION_ACCEPTED", PreflightValidated: "PREFLIGHT_VALIDATED", CredentialAuthorized: "CREDENTIAL_AUTHORIZED",
+	AttemptFailed: "ATTEMPT_FAILED", ActionRefused: "ACTION_REFUSED", DispatchStarted: "DISPATCH_STARTED", RequestSent: "REQUEST_SENT",
+	ResponseStarted: "REMOTE_RESPONSE_STARTED", ResponseComplete: "REMOTE_RESPONSE_COMPLETE", ResultCommitted: "RESULT_COMMITTED",
+	AttemptResolved: "ATTEMPT_RESOLVED", AttemptInterrupted: "ATTEMPT_INTERRUPTED", CallerGone: "CALLER_GONE",
+	DeliveryFailed: "DELIVERY_FAILED", ResultDelivered: "RESULT_DELIVERED", TunnelOpened: "TUNNEL_OPENED", TunnelClosed: "TUNNEL_CLOSED",
+	Booted: "BOOT",
+}
+
+// EventTypes returns every valid event type.
+func EventTypes() []EventType {
+	out := make([]EventType, 0, int(eventTypes)-1)
+	for t := EventInvalid + 1; t < eventTypes; t++ {
+		out = append(out, t)
+	}
+	return out
+}
+
+// String returns the wire form, or "invalid(n)".
+func (t EventType) String() string {
+	if t > EventInvalid && t < eventTypes {
+		return eventNames[t]
+	}
+	return fmt.Sprintf("invalid(%d)", uint8(t))
+}
+
+// MarshalText refuses an invalid type with outcome.ErrUnknownValue.
+func (t EventType) MarshalText() ([]byte, error) {
+	if t > EventInvalid && t < eventTypes {
+		return []byte(eventNames[t]), nil
+	}
+	return nil, fmt.Errorf("dispatch: event type %d: %w", t, outcome.ErrUnknownValue)
+}
+
+// UnmarshalText refuses unknown text with outcome.ErrUnknownValue (CONTRACT A8).
+func (t *EventType) UnmarshalText(b []byte) error {
+	for i, n := range eventNames {
+		if i > 0 && n == string(b) {
+			*t = EventType(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("dispatch: event type: %w", outcome.ErrUnknownValue)
+}
+
+// Event is one transition of one action. Sequence, chain and boot are the
+// journal's; everything else is set by the pipeline. Times are for people,
+// order comes from Seq (CONTRACT M3). It never holds secret material (C2),
+// query values or header values.
+type Event struct {
+	Type    EventType `json:"type"`
+	Attempt int       `json:"attempt,omitempty"` // from 1; 0: of the action as a whole
+	At      time.Time `json:"at"`
+
+	Accepted   *Accepted   `json:"accepted,omitempty"`
+	Bound      *Bound      `json:"bound,omitempty"`
+	Credential *Credential `json:"credential,omitempty"`
+	Ended      *Ended      `json:"ended,omitempty"`
+	Dispatch   *Dispatch   `json:"dispatch,omitempty"`
+	Sent       *Sent       `json:"sent,omitempty"`
+	Response   *Response   `json:"response,omitempty"`
+	Result     *Result     `json:"result,omitempty"`
+	Tunnel     *TunnelInfo `json:"tunnel,omitempty"`
+	Boot       *Boot       `json:"boot,omitempty"`
+}
+
+// Accepted is what was asked for.
+type Accepted struct {
+	Caller    string `json:"caller"`               // caller id, never a token
+	RequestID string `json:"request_id,omitempty"` // Waybill-Request-Id
+	Method    string `json:"method,omitempty"`
+	Target    string `json:"target,omitempty"` // scheme://host[:port]/path without query values
+	Protocol  string `json:"protocol,omitempty"`
+	// Relaxed says that this action's records are not waited for: it projects to
+	// unknown from here on (F1).
+	Relaxed bool `json:"relaxed,omitempty"`
+}
+
+// Bound ties the action to one snapshot and one route (CONTRACT D1).
+type Bound struct {
+	Route       string `json:"route"`
+	Snapshot    string `json:"snapshot"`
+	Fingerprint string `json:"fingerprint"`
+	Repeatable  bool   `json:"repeatable,omitempty"`
+	BodyBytes   int64  `json:"body_bytes"`
+}
+
+// Credential is what was decided about secrets, never a secret (CONTRACT C2).
+type Credential struct {
+	ID      string `json:"id"`
+	Version string `json:"version,omitempty"`
+	Mode    string `json:"mode"`
+}
+
+// Ended says how a try, an attempt or the action ended.
+type Ended struct {
+	outcome.Facts
+	Stage  outcome.Stage `json:"stage,omitempty"`
+	Reason string        `json:"reason,omitempty"` // fixed token
+	Field  string        `json:"field,omitempty"`  // B2
+	// EarlierAction names the action this one collided with.
+	EarlierAction string         `json:"earlier_action,omitempty"`
+	Peer          *outcome.Peer  `json:"peer,omitempty"`
+	Source        outcome.Source `json:"source,omitempty"`
+	Proof         string         `json:"proof,omitempty"`       // G8
+	StatusLine    string         `json:"status_line,omitempty"` // of a malformed answer, capped
+	RetryAfter    time.Duration  `json:"retry_after,omitempty"`
+}
+
+// Dispatch is the connection that carries the attempt.
+type Dispatch struct {
+	Connection string        `json:"connection"`
+	Reused     bool          `json:"reused,omitempty"`
+	Stage      outcome.Stage `json:"stage,omitempty"`
+	Peer       *outcome.Peer `json:"peer,omitempty"`
+	// Unresolved is the advice for as long as no answer resolves the attempt
+	// ("by contract", I6).
+	Unresolved outcome.Retry `json:"unresolved"`
+}
+
+// Sent are the request markers of CONTRACT F3.
+type Sent struct {
+	Headers  bool `json:"headers"`
+	Complete bool `json:"complete"`
+}
+
+// Response describes the answer as far as it came. Header fields are not in it.
+type Response struct {
+	Status        int    `json:"status"`
+	Bytes         int64  `json:"bytes,omitempty"`
+	ExpectedBytes *int64 `json:"expected_bytes,omitempty"`
+	Framing       string `json:"framing,omitempty"`
+	Digest        string `json:"digest,omitempty"`
+	Hop           string `json:"hop,omitempty"`
+	ProxyStatus   string `json:"proxy_status,omitempty"`
+}
+
+// Result is the manifest of a stored result (CONTRACT H1, H4). Header holds the
+// end-to-end fields that are relayed; it is stored sealed and never logged.
+type Result struct {
+	Status  int                 `json:"status"`
+	Header  map[string][]string `json:"header,omitempty"`
+	Trailer map[string][]string `json:"trailer,omitempty"`
+	Bytes   int64               `json:"bytes"`
+	Chunks  int                 `json:"chunks"`
+	Digest  string              `json:"digest"` // "sha256:…" of the body as stored
+	// ExpiresAt is when retention may drop the body; zero: never. Times are advisory (M3).
+	ExpiresAt time.Time `json:"expires_at,omitzero"`
+}
+
+// TunnelInfo describes a blind tunnel (CONTRACT V7): it claims nothing about the origin.
+type TunnelInfo struct {
+	Authority string `json:"authority"`
+	BytesOut  int64  `json:"bytes_out,omitempty"`
+	BytesIn   int64  `json:"bytes_in,omitempty"`
+}
+
+// Boot marks a start of the process.
+type Boot struct {
+	ID      string `json:"id"`
+	Build   string `json:"build"`
+	Config  string `json:"config,omitempty"` // snapshot digest
+	Version int    `json:"version"`          // of the journal format
+}

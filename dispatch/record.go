@@ -1,0 +1,446 @@
+package dispatch
+
+import (
+	"fmt"
+	"time"
+
+	"waybill/outcome"
+)
+
+// Record is the projection of one action's events (CONTRACT M1, M2). It is a
+// value: Apply returns a new one. The zero value is an action nobody knows.
+type Record struct {
+	ID         ActionID    `json:"id"`
+	Caller     string      `json:"caller"`
+	RequestID  string      `json:"request_id,omitempty"`
+	Method     string      `json:"method,omitempty"`
+	Target     string      `json:"target,omitempty"`
+	Protocol   string      `json:"protocol,omitempty"`
+	Relaxed    bool        `json:"relaxed,omitempty"`
+	Bound      *Bound      `json:"bound,omitempty"`
+	Credential *Credential `json:"credential,omitempty"`
+
+	// Facts are the action's, projected from all attempts (A9) and the delivery (H2).
+	Facts outcome.Facts `json:"facts"`
+	// Ended is false while the action may still change by itself.
+	Ended    bool      `json:"ended"`
+	Attempts []Attempt `json:"attempts,omitempty"`
+
+	// Refusal holds the details of an action that ended before any boundary.
+	Refusal    *Ended      `json:"refusal,omitempty"`
+	LocalCause string      `json:"local_cause,omitempty"` // F5
+	Result     *Result     `json:"result,omitempty"`      // of the attempt that decides
+	ResultOf   int         `json:"result_of,omitempty"`   // its attempt
+	ResultSeq  uint64      `json:"result_seq,omitempty"`
+	Failed     bool        `json:"delivery_failed,omitempty"` // H2
+	Delivered  bool        `json:"delivered,omitempty"`       // H6
+	Tunnel     *TunnelInfo `json:"tunnel,omitempty"`
+
+	AcceptedAt time.Time `json:"accepted_at"`
+	EndedAt    time.Time `json:"ended_at,omitzero"`
+	FirstSeq   uint64    `json:"first_seq"`
+	LastSeq    uint64    `json:"last_seq"`
+	Events     int       `json:"events"`
+}
+
+// Attempt is the projection of one try (CONTRACT A9, E7).
+type Attempt struct {
+	N           int           `json:"n"`
+	Facts       outcome.Facts `json:"facts"`
+	Stage       outcome.Stage `json:"stage,omitempty"`
+	Ended       bool          `json:"ended"`
+	Dispatch    *Dispatch     `json:"dispatch,omitempty"`
+	DispatchSeq uint64        `json:"dispatch_seq,omitempty"` // 0: the boundary was not crossed
+	Sent        Sent          `json:"sent,omitzero"`
+	Response    *Response     `json:"response,omitempty"`
+	Complete    bool          `json:"complete,omitempty"` // REMOTE_RESPONSE_COMPLETE is on record
+	End         *Ended        `json:"end,omitempty"`
+	Recovered   bool          `json:"recovered,omitempty"`
+}
+
+// Dispatched reports whether any attempt crossed the boundary, or may have
+// without leaving a record (F1, relaxed).
+func (r *Record) Dispatched() bool {
+	if r.Relaxed || r.Tunnel != nil {
+		return true
+	}
+	for i := range r.Attempts {
+		if r.Attempts[i].DispatchSeq != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Repeatable reports whether the operation was declared or is known to be safe to repeat (G6).
+func (r *Record) Repeatable() bool { return r.Bound != nil && r.Bound.Repeatable }
+
+// GuardsRepeats reports whether an equal submission by the same caller is a
+// suspected duplicate of this action (CONTRACT O3): ended, not repeatable, and
+// unresolved – or a complete 5xx.
+func (r *Record) GuardsRepeats() bool {
+	if !r.Ended || r.Repeatable() || r.Bound == nil || r.Bound.Fingerprint == "" {
+		return false
+	}
+	f := r.resolved()
+	return f.Outcome == outcome.Unknown || f.Code == outcome.CodeRemoteError || f.Code == outcome.CodeResultStoreFailed
+}
+
+// attempt returns attempt n, or nil.
+func (r *Record) attempt(n int) *Attempt {
+	for i := range r.Attempts {
+		if r.Attempts[i].N == n {
+			return &r.Attempts[i]
+		}
+	}
+	return nil
+}
+
+// Deciding returns the attempt whose facts are the action's, or nil when none was started.
+func (r *Record) Deciding() *Attempt {
+	var best *Attempt
+	for i := range r.Attempts {
+		a := &r.Attempts[i]
+		if best == nil || weight(a.Facts.Outcome) > weight(best.Facts.Outcome) ||
+			weight(a.Facts.Outcome) == weight(best.Facts.Outcome) && a.Facts.Outcome != outcome.Unknown {
+			best = a
+		}
+	}
+	return best
+}
+
+// weight orders outcomes by what they say of the whole action (CONTRACT A9, A10):
+// a committed attempt decides; else an unresolved one; else the last refusal; and
+// a try that never crossed the boundary decides only if none did.
+func weight(o outcome.Outcome) int {
+	switch o {
+	case outcome.Committed:
+		return 4
+	case outcome.Unknown:
+		return 3
+	case outcome.Rejected:
+		return 2
+	case outcome.NotAttempted:
+		return 1
+	case outcome.OutcomeInvalid:
+		return 0
+	default:
+		return 0
+	}
+}
+
+// resolved returns the facts without the delivery on top.
+func (r *Record) resolved() outcome.Facts {
+	if r.Refusal != nil && !r.Dispatched() {
+		return r.Refusal.Facts
+	}
+	if a := r.Deciding(); a != nil && (a.DispatchSeq != 0 || a.Facts.Outcome == outcome.Unknown || !r.Relaxed) {
+		return a.Facts
+	}
+	return r.Facts
+}
+
+// unresolvedFacts are those of an attempt that crossed the boundary and has no answer yet.
+func unresolvedFacts(advice outcome.Retry) outcome.Facts {
+	if advice != outcome.Backoff && advice != outcome.SameIdempotencyKey {
+		advice = outcome.Reconcile
+	}
+	return outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: advice, Code: outcome.CodeRemoteOutcomeUnknown}
+}
+
+// Apply is the projection: a pure and total function from a record and an event
+// to the next record (CONTRACT M1, M2). Live code, recovery and the verifier all
+// use it. An event that is impossible in that state – in the first place
+// anything that would turn a crossed boundary back into not_attempted (F2, K2) –
+// is refused with ErrIllegalTransition and the record is returned unchanged.
+func Apply(r Record, ev *Event, seq uint64) (Record, error) {
+	next := r
+	next.Attempts = append([]Attempt(nil), r.Attempts...)
+	if err := apply(&next, ev, seq); err != nil {
+		return r, err
+	}
+	if next.FirstSeq == 0 {
+		next.FirstSeq = seq
+	}
+	next.LastSeq = seq
+	next.Events++
+	return next, nil
+}
+
+func illegal(ev *Event, why string) error {
+	return fmt.Errorf("%s: %s: %w", ev.Type, why, ErrIllegalTransition)
+}
+
+func apply(r *Record, ev *Event, seq uint64) error {
+	known := r.Events > 0
+	if !known && ev.Type != ActionAccepted && ev.Type != AttemptInterrupted {
+		return illegal(ev, "first event of an action")
+	}
+	switch ev.Type {
+	case ActionAccepted:
+		return applyAccepted(r, ev, known)
+	case PreflightValidated:
+		if ev.Bound == nil || r.Bound != nil || r.Ended || r.Dispatched() && !r.Relaxed {
+			return illegal(ev, "action is bound, ended or dispatched")
+		}
+		r.Bound = ev.Bound
+		r.openFacts(outcome.CredentialInjection)
+		return nil
+	case CredentialAuthorized:
+		if ev.Credential == nil || r.Bound == nil || r.Ended {
+			return illegal(ev, "action is not bound, or ended")
+		}
+		r.Credential = ev.Credential
+		r.openFacts(outcome.ConnectionSetup)
+		return nil
+	case AttemptFailed:
+		return applyFailed(r, ev)
+	case ActionRefused:
+		return applyRefused(r, ev)
+	case DispatchStarted:
+		return applyDispatch(r, ev, seq)
+	case RequestSent, ResponseStarted, ResponseComplete:
+		return applyMarker(r, ev)
+	case ResultCommitted, AttemptResolved:
+		return applyResolved(r, ev, seq)
+	case AttemptInterrupted:
+		return applyInterrupted(r, ev, known)
+	case CallerGone:
+		if ev.Ended == nil || ev.Ended.Reason == "" {
+			return illegal(ev, "no local cause")
+		}
+		r.LocalCause = ev.Ended.Reason
+		return nil
+	case DeliveryFailed:
+		if r.Result == nil || !r.Ended {
+			return illegal(ev, "no result to deliver")
+		}
+		if !r.Delivered {
+			r.Failed = true
+		}
+		r.project(ev.At)
+		return nil
+	case ResultDelivered:
+		if r.Result == nil || !r.Ended {
+			return illegal(ev, "no result to deliver")
+		}
+		r.Delivered, r.Failed = true, false
+		r.project(ev.At)
+		return nil
+	case TunnelOpened, TunnelClosed:
+		return applyTunnel(r, ev)
+	case Booted, EventInvalid, eventTypes:
+		return illegal(ev, "not an event of an action")
+	default:
+		return illegal(ev, "unknown event")
+	}
+}
+
+func applyAccepted(r *Record, ev *Event, known bool) error {
+	if known || ev.Accepted == nil {
+		return illegal(ev, "action exists")
+	}
+	a := ev.Accepted
+	r.Caller, r.RequestID, r.Method, r.Target, r.Protocol, r.Relaxed = a.Caller, a.RequestID, a.Method, a.Target, a.Protocol, a.Relaxed
+	r.AcceptedAt = ev.At
+	r.openFacts(outcome.Validation)
+	return nil
+}
+
+// openFacts are those of an action that has not been dispatched yet: provably
+// not attempted (M2), unless it is relaxed (F1).
+func (r *Record) openFacts(phase outcome.Phase) {
+	if r.Relaxed {
+		// Relaxed needs a repeatable route, so the advice is to back off and repeat.
+		r.Facts = unresolvedFacts(outcome.Backoff)
+		return
+	}
+	r.Facts = outcome.Facts{Phase: phase, Outcome: outcome.NotAttempted, Retry: outcome.FetchResult}
+}
+
+func applyFailed(r *Record, ev *Event) error {
+	if ev.Ended == nil || ev.Attempt < 1 || r.Bound == nil {
+		return illegal(ev, "no attempt")
+	}
+	if ev.Ended.Outcome != outcome.NotAttempted {
+		return illegal(ev, "a try that ended before the boundary is not_attempted")
+	}
+	if r.attempt(ev.Attempt) != nil {
+		return illegal(ev, "attempt exists")
+	}
+	if r.Ended && !r.Dispatched() {
+		return illegal(ev, "action ended")
+	}
+	r.Attempts = append(r.Attempts, Attempt{N: ev.Attempt, Facts: ev.Ended.Facts, Stage: ev.Ended.Stage, Ended: true, End: ev.Ended})
+	return nil
+}
+
+func applyRefused(r *Record, ev *Event) error {
+	switch {
+	case ev.Ended == nil || ev.Ended.Outcome != outcome.NotAttempted:
+		return illegal(ev, "a refusal is not_attempted")
+	case r.Dispatched():
+		return illegal(ev, "the boundary was crossed (F2)")
+	case r.Ended:
+		return illegal(ev, "action ended")
+	}
+	r.Refusal = ev.Ended
+	r.Facts = ev.Ended.Facts
+	r.Ended, r.EndedAt = true, ev.At
+	return nil
+}
+
+func applyDispatch(r *Record, ev *Event, seq uint64) error {
+	switch {
+	case ev.Dispatch == nil || ev.Attempt < 1:
+		return illegal(ev, "no attempt")
+	case r.Bound == nil:
+		return illegal(ev, "action is not bound (D1)")
+	case r.Refusal != nil:
+		return illegal(ev, "action was refused: an answer not_attempted may have been given")
+	case r.attempt(ev.Attempt) != nil:
+		return illegal(ev, "one attempt is one hand-over (F6)")
+	}
+	r.Attempts = append(r.Attempts, Attempt{N: ev.Attempt, Facts: unresolvedFacts(ev.Dispatch.Unresolved), Stage: ev.Dispatch.Stage, Dispatch: ev.Dispatch, DispatchSeq: seq})
+	r.Ended, r.EndedAt = false, time.Time{}
+	r.project(ev.At)
+	return nil
+}
+
+func applyMarker(r *Record, ev *Event) error {
+	a := r.attempt(ev.Attempt)
+	if a == nil || a.DispatchSeq == 0 {
+		return illegal(ev, "attempt was not dispatched")
+	}
+	if ev.Type == RequestSent {
+		if ev.Sent == nil {
+			return illegal(ev, "no markers")
+		}
+		a.Sent = *ev.Sent
+		return nil
+	}
+	if ev.Response == nil || a.Complete {
+		return illegal(ev, "no response, or complete already")
+	}
+	a.Response = ev.Response
+	a.Complete = ev.Type == ResponseComplete
+	return nil
+}
+
+func applyResolved(r *Record, ev *Event, seq uint64) error {
+	a := r.attempt(ev.Attempt)
+	switch {
+	case a == nil || a.DispatchSeq == 0:
+		return illegal(ev, "attempt was not dispatched")
+	case ev.Ended == nil || ev.Ended.Outcome == outcome.OutcomeInvalid:
+		return illegal(ev, "no facts")
+	case ev.Ended.Outcome == outcome.NotAttempted:
+		return illegal(ev, "the boundary was crossed (F2)")
+	case a.Ended && a.Facts.Outcome != outcome.Unknown:
+		return illegal(ev, "attempt is resolved (K2)")
+	case ev.Type == ResultCommitted && (ev.Result == nil || !a.Complete):
+		return illegal(ev, "no complete response (G1, H1)")
+	case ev.Type == AttemptResolved && ev.Ended.Outcome == outcome.Committed && !a.Complete:
+		return illegal(ev, "committed without a complete response (G1)")
+	}
+	a.Facts, a.End, a.Ended = ev.Ended.Facts, ev.Ended, true
+	if ev.Type == ResultCommitted {
+		r.Result, r.ResultOf, r.ResultSeq = ev.Result, ev.Attempt, seq
+	}
+	r.Ended, r.EndedAt = true, ev.At
+	r.project(ev.At)
+	return nil
+}
+
+func applyInterrupted(r *Record, ev *Event, known bool) error {
+	if ev.Ended == nil {
+		return illegal(ev, "no facts")
+	}
+	if !known {
+		// The witness names an action whose records were lost (M5): all that can be
+		// said is that it may have been dispatched.
+		if ev.Ended.Outcome != outcome.Unknown || ev.Attempt < 1 {
+			return illegal(ev, "a lost action is unknown")
+		}
+		r.AcceptedAt = ev.At
+		r.Attempts = append(r.Attempts, Attempt{N: ev.Attempt, DispatchSeq: 1, Facts: ev.Ended.Facts, End: ev.Ended, Ended: true, Recovered: true})
+		r.Ended, r.EndedAt = true, ev.At
+		r.project(ev.At)
+		return nil
+	}
+	if r.Ended {
+		return illegal(ev, "action ended")
+	}
+	if r.Dispatched() != (ev.Ended.Outcome == outcome.Unknown) || !r.Dispatched() && ev.Ended.Outcome != outcome.NotAttempted {
+		return illegal(ev, "an interrupted action is unknown once dispatched, not_attempted before (M2)")
+	}
+	for i := range r.Attempts {
+		a := &r.Attempts[i]
+		if !a.Ended {
+			a.Facts, a.End, a.Ended, a.Recovered = ev.Ended.Facts, ev.Ended, true, true
+		}
+	}
+	if !r.Dispatched() || r.Relaxed && r.Deciding() == nil {
+		r.Refusal = ev.Ended
+		r.Facts = ev.Ended.Facts
+	}
+	r.Ended, r.EndedAt = true, ev.At
+	r.project(ev.At)
+	return nil
+}
+
+func applyTunnel(r *Record, ev *Event) error {
+	if ev.Tunnel == nil || (ev.Type == TunnelOpened) != (r.Tunnel == nil) || r.Ended {
+		return illegal(ev, "no tunnel, or out of order")
+	}
+	r.Tunnel = ev.Tunnel
+	// What passes through a blind tunnel is not seen: unknown for ever (V7).
+	r.Facts = unresolvedFacts(outcome.Reconcile)
+	if ev.Type == TunnelClosed {
+		r.Ended, r.EndedAt = true, ev.At
+	}
+	return nil
+}
+
+// project sets the action's facts from its attempts and its delivery.
+func (r *Record) project(time.Time) {
+	f := r.resolved()
+	if r.Failed && !r.Delivered && r.Result != nil {
+		f.Phase, f.Retry, f.Code = outcome.ResultDelivery, outcome.FetchResult, outcome.CodeDeliveryFailed
+	}
+	r.Facts = f
+}
+
+// Interrupt returns the event that closes an action found open at start-up
+// (CONTRACT M4), or false when it is not open. It is pure; now is for people.
+func Interrupt(r *Record, now time.Time) (Event, bool) {
+	if r.Ended {
+		return Event{}, false
+	}
+	end := &Ended{Source: outcome.TransportObserved, Reason: "process_ended"}
+	ev := Event{Type: AttemptInterrupted, At: now, Ended: end}
+	if !r.Dispatched() {
+		end.Facts = outcome.Facts{Phase: r.Facts.Phase, Outcome: outcome.NotAttempted, Retry: outcome.Never, Code: outcome.CodeInternal}
+		return ev, true
+	}
+	end.Facts = unresolvedFacts(outcome.Reconcile)
+	if r.Relaxed {
+		end.Facts = unresolvedFacts(outcome.Backoff)
+	}
+	if a := r.Deciding(); a != nil {
+		ev.Attempt = a.N
+		if a.Dispatch != nil {
+			end.Facts = unresolvedFacts(a.Dispatch.Unresolved)
+		}
+		if a.Response != nil {
+			end.Facts.Code = outcome.CodeRemoteResultIncomplete
+		}
+	}
+	return ev, true
+}
+
+// LostAction returns the event for an action that only the witness names (M5).
+func LostAction(attempt int, now time.Time) Event {
+	f := unresolvedFacts(outcome.Reconcile)
+	return Event{Type: AttemptInterrupted, Attempt: max(attempt, 1), At: now, Ended: &Ended{Facts: f, Source: outcome.TransportObserved, Reason: "journal_rollback"}}
+}

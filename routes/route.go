@@ -1,0 +1,128 @@
+// Package routes maps a request to a Route. It is pure: no clock, no I/O, no
+// global state; a Snapshot never changes after it was made (CONTRACT D1). It
+// knows credentials by name only.
+package routes
+
+import "time"
+
+// Route is one reviewed rule: which requests it takes, what is injected, and
+// what is known about the remote side. Every field has a conservative default
+// (DESIGN section 4). The zero value matches nothing.
+type Route struct {
+	Name       string
+	Match      Match
+	Deny       bool // requests that match are refused with POLICY_DENIED
+	Inject     []Injection
+	Contract   Contract
+	Delivery   Delivery
+	Durability Durability
+	// RejectManaged refuses a request that carries a managed field instead of
+	// replacing the field (caller_value: reject, CONTRACT B1).
+	RejectManaged bool
+	// PassAuthorization lets the caller's own Authorization and Cookie fields
+	// through on a route that injects another field.
+	PassAuthorization bool
+	Callers           []string // names; empty: any (V4)
+	Upstream          Upstream
+	Limits            Limits
+}
+
+// Match selects requests. All conditions must hold.
+type Match struct {
+	Hosts   []string // canonical; exact, or "*.example.com" for exactly one left-most label
+	Ports   []int    // empty: the scheme's default port (443, with allow_plaintext 80)
+	Methods []string // upper case; empty: every method but TRACE, TRACK and CONNECT
+	Paths   []string // globs over the raw path; empty: every path
+}
+
+// Injection sets one request field. Value is a template such as
+// "Bearer ${secret}" or "Basic ${basic:user}".
+type Injection struct {
+	Header     string // canonical field name
+	Value      string
+	Credential string
+}
+
+// Contract is reviewed knowledge of the remote side (CONTRACT G5, G6).
+type Contract struct {
+	// Repeatable is nil when not declared: then GET, HEAD and OPTIONS count as
+	// repeatable and nothing else does (G6).
+	Repeatable *bool
+	// RefusedBeforeExecution lists statuses (429, 503, …) that the service is
+	// known to send only before it executes anything (G5).
+	RefusedBeforeExecution []int
+	// KeyInUse lists statuses that mean "this idempotency key is being worked
+	// on" (G5).
+	KeyInUse []int
+	// CloseDelimited accepts a body that ends with a plain TCP close (G2).
+	CloseDelimited bool
+}
+
+// Delivery says how a result reaches the caller (CONTRACT H5). Zero is Auto.
+type Delivery uint8
+
+// The deliveries.
+const (
+	DeliveryAuto Delivery = iota
+	DeliveryBuffered
+)
+
+// Durability says whether the dispatch record is waited for (CONTRACT F1). Zero is Strict.
+type Durability uint8
+
+// The durabilities. Relaxed needs Contract.Repeatable = true.
+const (
+	Strict Durability = iota
+	Relaxed
+)
+
+// Upstream says how the origin is reached and verified (CONTRACT E6, V2, V3).
+type Upstream struct {
+	// AllowPlaintext permits sending to the origin over http, secrets included (V2).
+	AllowPlaintext bool
+	// RefusePlaintext refuses an http:// request instead of upgrading it.
+	RefusePlaintext bool
+	// RootsPEM are additional trust anchors; empty: the system's.
+	RootsPEM []byte
+	// RootsOnly trusts RootsPEM alone.
+	RootsOnly bool
+	// Pins are "sha256:<hex>" digests of the SubjectPublicKeyInfo of one certificate of
+	// the verified chain; empty: no pinning.
+	Pins []string
+	// Resolve maps a canonical host to "ip" or "ip:port" (an operator's explicit override).
+	Resolve map[string]string
+	// AllowPrivate permits private address ranges, never link-local ones (V3).
+	AllowPrivate bool
+}
+
+// Limits bound one action. Sizes in bytes. Zero means the default.
+type Limits struct {
+	Request    int64         // request body; default 32 MiB
+	Buffer     int64         // held in memory per body; default 1 MiB
+	Response   int64         // response body; default 256 MiB
+	Timeout    time.Duration // whole attempt after dispatch; default 10m
+	Idle       time.Duration // silence of the upstream; default 5m
+	Hold       time.Duration // longest wait for an approval or lease; default 2m
+	Connect    time.Duration // one try of connection setup; default 10s
+	Tries      int           // of connection setup; default 3 (E7)
+	Duplicates time.Duration // window of the duplicate guard; default 10m (O3)
+	Retention  time.Duration // of the result; default 7d
+}
+
+// Default says what happens to a request that matches no route. Zero is Deny.
+type Default uint8
+
+// The defaults (CONTRACT V1).
+const (
+	Deny Default = iota
+	Tunnel
+)
+
+// Target is the canonical identity of an origin: the one that is routed, dialled
+// and verified. Host is lower-case ASCII without a trailing dot, or an IP literal
+// without brackets.
+type Target struct {
+	Scheme string // "http" or "https"
+	Host   string
+	Port   int
+}
