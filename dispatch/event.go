@@ -1,10 +1,14 @@
 package dispatch
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/oklog/ulid/v2"
 
@@ -184,6 +188,50 @@ type Ended struct {
 	RetryAfter    time.Duration  `json:"retry_after,omitempty"`
 }
 
+// endedJSON is Ended with facts that may be missing: those of CALLER_GONE are,
+// since the attempt goes on.
+type endedJSON struct {
+	*outcome.Facts
+	Stage         outcome.Stage  `json:"stage,omitempty"`
+	Reason        string         `json:"reason,omitempty"`
+	Field         string         `json:"field,omitempty"`
+	EarlierAction string         `json:"earlier_action,omitempty"`
+	Peer          *outcome.Peer  `json:"peer,omitempty"`
+	Source        outcome.Source `json:"source,omitempty"`
+	Proof         string         `json:"proof,omitempty"`
+	StatusLine    string         `json:"status_line,omitempty"`
+	RetryAfter    time.Duration  `json:"retry_after,omitempty"`
+}
+
+// MarshalJSON leaves facts out that are wholly zero, and refuses half-set ones
+// (CONTRACT A8).
+func (e Ended) MarshalJSON() ([]byte, error) {
+	j := endedJSON{
+		Stage: e.Stage, Reason: e.Reason, Field: e.Field, EarlierAction: e.EarlierAction, Peer: e.Peer,
+		Source: e.Source, Proof: e.Proof, StatusLine: e.StatusLine, RetryAfter: e.RetryAfter,
+	}
+	if e.Facts != (outcome.Facts{}) {
+		j.Facts = &e.Facts
+	}
+	return json.Marshal(j)
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (e *Ended) UnmarshalJSON(b []byte) error {
+	var j endedJSON
+	if err := json.Unmarshal(b, &j); err != nil {
+		return err
+	}
+	*e = Ended{
+		Stage: j.Stage, Reason: j.Reason, Field: j.Field, EarlierAction: j.EarlierAction, Peer: j.Peer,
+		Source: j.Source, Proof: j.Proof, StatusLine: j.StatusLine, RetryAfter: j.RetryAfter,
+	}
+	if j.Facts != nil {
+		e.Facts = *j.Facts
+	}
+	return nil
+}
+
 // Dispatch is the connection that carries the attempt.
 type Dispatch struct {
 	Connection string        `json:"connection"`
@@ -223,6 +271,68 @@ type Result struct {
 	Digest  string              `json:"digest"` // "sha256:…" of the body as stored
 	// ExpiresAt is when retention may drop the body; zero: never. Times are advisory (M3).
 	ExpiresAt time.Time `json:"expires_at,omitzero"`
+}
+
+// resultJSON is Result with the fields whose values are not UTF-8 beside it: obs-text
+// (RFC 9110 section 5.5) is relayed as it came (G12), and JSON would replace it.
+type resultJSON struct {
+	plainResult
+	HeaderRaw  map[string][][]byte `json:"header_raw,omitempty"`
+	TrailerRaw map[string][][]byte `json:"trailer_raw,omitempty"`
+}
+
+type plainResult Result
+
+// MarshalJSON keeps every byte of the field values.
+func (r Result) MarshalJSON() ([]byte, error) {
+	j := resultJSON{plainResult: plainResult(r)}
+	j.Header, j.HeaderRaw = splitFields(r.Header)
+	j.Trailer, j.TrailerRaw = splitFields(r.Trailer)
+	return json.Marshal(j)
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (r *Result) UnmarshalJSON(b []byte) error {
+	var j resultJSON
+	if err := json.Unmarshal(b, &j); err != nil {
+		return err
+	}
+	*r = Result(j.plainResult)
+	r.Header = joinFields(r.Header, j.HeaderRaw)
+	r.Trailer = joinFields(r.Trailer, j.TrailerRaw)
+	return nil
+}
+
+func splitFields(in map[string][]string) (text map[string][]string, raw map[string][][]byte) {
+	for name, values := range in {
+		if !slices.ContainsFunc(values, func(v string) bool { return !utf8.ValidString(v) }) {
+			continue
+		}
+		if raw == nil {
+			raw, text = make(map[string][][]byte), maps.Clone(in)
+		}
+		delete(text, name)
+		for _, v := range values {
+			raw[name] = append(raw[name], []byte(v))
+		}
+	}
+	if raw == nil {
+		return in, nil
+	}
+	return text, raw
+}
+
+func joinFields(text map[string][]string, raw map[string][][]byte) map[string][]string {
+	if len(raw) > 0 && text == nil {
+		text = make(map[string][]string, len(raw))
+	}
+	for name, values := range raw {
+		text[name] = nil
+		for _, v := range values {
+			text[name] = append(text[name], string(v))
+		}
+	}
+	return text
 }
 
 // TunnelInfo describes a blind tunnel (CONTRACT V7): it claims nothing about the origin.

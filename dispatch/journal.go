@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"time"
@@ -18,13 +19,14 @@ var (
 	// accepts nothing further in this process.
 	ErrIndeterminate = errors.New("journal: indeterminate")
 	// ErrRequestIDTaken wraps ErrNotWritten: Receipt.Earlier names the action that holds the request id.
-	ErrRequestIDTaken = errors.New("journal: request id is taken")
+	ErrRequestIDTaken = fmt.Errorf("%w: request id is taken", ErrNotWritten)
 	// ErrIllegalTransition wraps ErrNotWritten: Apply refused the event (K2).
-	ErrIllegalTransition = errors.New("journal: illegal transition")
+	ErrIllegalTransition = fmt.Errorf("%w: illegal transition", ErrNotWritten)
 	// ErrActionNotFound: no such action. It is no permission (M7).
 	ErrActionNotFound = errors.New("journal: action not found")
-	// ErrQuarantined: the store is behind its witness (M5); every absent action is unknown.
-	ErrQuarantined = errors.New("journal: quarantined")
+	// ErrQuarantined wraps ErrNotWritten: the store is behind its witness (M5). Nothing is
+	// written, and every action that is absent, or may be behind, is unknown.
+	ErrQuarantined = fmt.Errorf("%w: quarantined: the store is behind its witness", ErrNotWritten)
 	// ErrNoResult: the action has no complete stored result (H10).
 	ErrNoResult = errors.New("journal: no complete result")
 	// ErrResultDropped: there was one and retention dropped it.

@@ -1,1 +1,749 @@
 package dispatch
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	mrand "math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"waybill/inject"
+	"waybill/internal/killpoint"
+	"waybill/metrics"
+	"waybill/outcome"
+	"waybill/routes"
+)
+
+// Clock tells the time. Times are for people and limits, never for order (M3).
+type Clock interface{ Now() time.Time }
+
+type systemClock struct{}
+
+func (systemClock) Now() time.Time { return time.Now() }
+
+// Binding is one immutable configuration: an action uses the one it was bound to
+// from its validation to its dispatch (CONTRACT D1).
+type Binding struct {
+	Snapshot    *routes.Snapshot
+	Credentials *inject.Store
+}
+
+// Config wires a Pipeline.
+type Config struct {
+	Journal   Journal
+	Transport Transport
+	Binding   *Binding
+	Metrics   *metrics.Metrics // nil: none
+	Logger    *slog.Logger     // nil: none
+	Clock     Clock            // nil: the system's
+	// Pseudonym names this proxy in Via (RFC 9110 §7.6.3); "": "waybill".
+	Pseudonym string
+	// SpoolDir holds unlinked temporary files of large request bodies; "": the system's.
+	SpoolDir string
+}
+
+// Pipeline carries actions. It is safe for concurrent use.
+type Pipeline struct {
+	cfg     Config
+	binding atomic.Pointer[Binding]
+
+	mu       sync.Mutex
+	draining bool
+	running  sync.WaitGroup
+	claims   map[claim]ActionID // request ids of actions that have no record yet
+	entropy  *ulid.MonotonicEntropy
+}
+
+type claim struct{ caller, requestID string }
+
+// New returns a Pipeline.
+func New(cfg Config) *Pipeline {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = systemClock{}
+	}
+	if cfg.Pseudonym == "" {
+		cfg.Pseudonym = "waybill"
+	}
+	p := &Pipeline{cfg: cfg, claims: make(map[claim]ActionID), entropy: ulid.Monotonic(rand.Reader, 0)}
+	p.binding.Store(cfg.Binding)
+	return p
+}
+
+// Swap binds new actions to b; those that are on their way keep theirs (D1).
+func (p *Pipeline) Swap(b *Binding) { p.binding.Store(b) }
+
+// Binding returns what new actions are bound to.
+func (p *Pipeline) Binding() *Binding { return p.binding.Load() }
+
+// Drain refuses new actions with DRAINING and waits until every running one has
+// ended or ctx ends, whose error it returns then.
+func (p *Pipeline) Drain(ctx context.Context) error {
+	p.mu.Lock()
+	p.draining = true
+	p.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		p.running.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("dispatch: drain: %w", ctx.Err())
+	}
+}
+
+// enter counts an action in, or reports that the pipeline drains.
+func (p *Pipeline) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.draining {
+		return false
+	}
+	p.running.Add(1)
+	return true
+}
+
+func (p *Pipeline) newID() ActionID {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ms := ulid.Timestamp(p.cfg.Clock.Now())
+	id, err := ulid.New(ms, p.entropy)
+	if err != nil {
+		// Monotonic entropy overflowed inside one millisecond; plain entropy cannot.
+		id = ulid.MustNew(ms, rand.Reader)
+	}
+	return ActionID(id)
+}
+
+// action is one submission on its way. Until run starts it belongs to the caller's
+// goroutine, from then on to run.
+type action struct {
+	p          *Pipeline
+	s          *Submission
+	id         ActionID
+	start      time.Time
+	mark       time.Time // start of the current stage
+	binding    *Binding
+	route      *routes.Route
+	addressed  routes.Target
+	out        *Outgoing
+	body       *spool
+	print      string
+	seal       [32]byte
+	injected   []string
+	secrets    []string // rendered field values, to keep them out of evidence
+	identity   string
+	repeatable bool
+	advice     outcome.Retry
+	events     []Event
+	tries      int
+	setup      *SetupError
+	claimed    bool
+	accepted   Accepted
+	recorded   bool // ACTION_ACCEPTED was appended
+
+	mu     sync.Mutex
+	left   bool // the caller does not wait any more
+	cause  string
+	reply  *Reply
+	finish chan struct{}
+}
+
+func (a *action) now() time.Time { return a.p.cfg.Clock.Now() }
+
+func (a *action) add(ev Event) {
+	ev.At = a.now()
+	a.events = append(a.events, ev)
+}
+
+func (a *action) stage(s metrics.Stage) {
+	now := time.Now()
+	a.p.cfg.Metrics.Stage(s, now.Sub(a.mark))
+	a.mark = now
+}
+
+// Do carries one submission from bound to delivered. ctx is the caller's: before
+// dispatch its end stops the action (F10), afterwards it only ends the wait (F5).
+// The reply is never nil.
+func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
+	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), finish: make(chan struct{})}
+	a.mark = a.start
+	a.accepted = Accepted{Caller: s.Caller.ID, RequestID: s.RequestID, Method: s.Method, Protocol: s.Protocol}
+	p.cfg.Metrics.InFlight(1)
+	if !p.enter() {
+		defer p.cfg.Metrics.InFlight(-1)
+		return a.refuse(refusal(outcome.CodeDraining, "", "draining", ""))
+	}
+	handed := false
+	defer func() {
+		if !handed {
+			a.close()
+		}
+	}()
+	if r := a.prepare(ctx); r != nil {
+		return r
+	}
+	if s.Wait > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.Wait)
+		defer cancel()
+	}
+	conn, r := a.connect(ctx)
+	if r != nil {
+		return r
+	}
+	if r := a.record(ctx, conn); r != nil {
+		return r
+	}
+	handed = true
+	go a.run(conn)
+	return a.await(ctx)
+}
+
+// close ends the action's books: spooled body, claims, counters.
+func (a *action) close() {
+	a.body.close()
+	if a.claimed {
+		a.p.mu.Lock()
+		delete(a.p.claims, claim{a.s.Caller.ID, a.s.RequestID})
+		a.p.mu.Unlock()
+	}
+	a.p.cfg.Metrics.InFlight(-1)
+	a.p.running.Done()
+}
+
+// prepare does everything up to the built request: validation, binding, duplicate
+// guard, secret. It returns a reply when the action ends here.
+func (a *action) prepare(ctx context.Context) *Reply {
+	if a.s.Refused != nil {
+		return a.refuse(a.s.Refused)
+	}
+	if err := a.p.cfg.Journal.Admit(); err != nil {
+		return a.journalUnavailable(outcome.Validation, err)
+	}
+	a.binding = a.p.binding.Load()
+	for _, step := range []func(context.Context) *Refusal{a.aim, a.choose, a.claim, a.spool, a.guard} {
+		if refused := step(ctx); refused != nil {
+			if ctx.Err() != nil && refused.Reason == reasonBodyBroken {
+				refused = a.cancelled(outcome.Validation)
+			}
+			return a.refuse(refused)
+		}
+	}
+	a.add(Event{Type: PreflightValidated, Bound: &Bound{Route: a.route.Name, Snapshot: a.binding.Snapshot.Digest(), Fingerprint: a.print,
+		Repeatable: a.repeatable, BodyBytes: a.out.Length}})
+	a.stage(metrics.StageAccept)
+	if refused := a.attach(ctx); refused != nil {
+		return a.refuse(refused)
+	}
+	a.stage(metrics.StageCredential)
+	return nil
+}
+
+// aim finds the one canonical target of the request (CONTRACT B1, DESIGN 1.2).
+func (a *action) aim(context.Context) *Refusal {
+	s := a.s
+	invalid := func(field, reason, detail string) *Refusal {
+		return refusal(outcome.CodeInvalidTarget, field, reason, detail)
+	}
+	if s.Scheme != "http" && s.Scheme != "https" {
+		return invalid("request.target.scheme", "scheme", "Only http and https targets are carried.")
+	}
+	def := routes.DefaultPort(s.Scheme)
+	names := []struct{ text, field string }{
+		{s.Authorities.Connect, "connect.target"}, {s.Authorities.URL, "request.target"}, {s.Authorities.Host, "request.headers.host"},
+	}
+	var (
+		host  string
+		port  int
+		found bool
+	)
+	for _, n := range names {
+		if n.text == "" {
+			continue
+		}
+		h, prt, err := routes.ParseAuthority(n.text, def)
+		if err != nil {
+			var bad *routes.AuthorityError
+			reason := "authority"
+			if errors.As(err, &bad) {
+				reason = bad.Reason
+			}
+			return invalid(n.field, reason, "The destination is not a plain host name or address.")
+		}
+		if !found {
+			host, port, found = h, prt, true
+			continue
+		}
+		if h != host || prt != port {
+			return invalid(n.field, "authority_mismatch", "The names of the destination disagree; they must all be the same host and port.")
+		}
+	}
+	if !found {
+		return invalid("request.headers.host", "no_authority", "The request names no destination.")
+	}
+	if s.Authorities.SNI != "" {
+		h, err := routes.ParseHost(s.Authorities.SNI)
+		if err != nil || h != host {
+			return invalid("tls.server_name", "authority_mismatch", "The TLS server name and the destination disagree; they must be the same host.")
+		}
+	}
+	if s.RawPath == "" {
+		s.RawPath = "/"
+	}
+	a.addressed = routes.Target{Scheme: s.Scheme, Host: host, Port: port}
+	a.out = &Outgoing{Method: s.Method, Target: a.addressed, Authority: authority(a.addressed), RawPath: s.RawPath, RawQuery: s.RawQuery, HasQuery: s.HasQuery}
+	a.accepted.Target = shownTarget(a.out)
+	if err := routes.CheckPath(s.RawPath); err != nil {
+		var bad *routes.PathError
+		reason := "path"
+		if errors.As(err, &bad) {
+			reason = bad.Reason
+		}
+		// The path is not recorded: it is what another reader might take for something else.
+		a.out.RawPath = "/"
+		a.accepted.Target = shownTarget(a.out)
+		return invalid("request.target.path", reason, "The path can be read in more than one way; write it without dot segments, backslashes and empty first segments.")
+	}
+	return nil
+}
+
+// authority is the Host field of a target: the default port is left out (RFC 9110 §7.2).
+func authority(t routes.Target) string {
+	if t.Port == routes.DefaultPort(t.Scheme) {
+		full := t.Authority()
+		return full[:strings.LastIndexByte(full, ':')]
+	}
+	return t.Authority()
+}
+
+// choose binds the route (CONTRACT V1, V4).
+func (a *action) choose(context.Context) *Refusal {
+	r, miss := a.binding.Snapshot.Match(a.s.Method, a.addressed, a.s.RawPath)
+	if r == nil {
+		return refusal(miss.Code(), miss.Field(), miss.Kind.String(), miss.Detail(a.s.Caller.Name))
+	}
+	a.route = r
+	switch {
+	case r.Deny:
+		return refusal(outcome.CodePolicyDenied, "request.target", "denied_by_route", "A route forbids this destination.")
+	case !r.AllowsCaller(a.s.Caller.Name):
+		return refusal(outcome.CodePolicyDenied, "", "caller_not_allowed", "This caller may not use the route.")
+	}
+	target, ok := r.Dial(a.addressed)
+	if !ok {
+		return refusal(outcome.CodeInvalidTarget, "request.target.scheme", "plaintext", "This route is reached over https only; address it with https.")
+	}
+	header, refused := outgoingHeader(a.s, r, a.p.cfg.Pseudonym)
+	if refused != nil {
+		return refused
+	}
+	a.out.Target, a.out.Authority, a.out.Header = target, authority(target), header
+	a.out.Idle, a.out.MaxBody, a.out.CloseDelimited = r.Limits.Idle, r.Limits.Response, r.Contract.CloseDelimited
+	a.accepted.Target = shownTarget(a.out)
+	a.repeatable = r.Repeatable(a.s.Method)
+	a.advice = outcome.ByContract(a.repeatable, false)
+	return nil
+}
+
+// claim holds the caller's request id for this action (DESIGN section 4).
+func (a *action) claim(ctx context.Context) *Refusal {
+	if a.s.RequestID == "" {
+		return nil
+	}
+	key := claim{a.s.Caller.ID, a.s.RequestID}
+	a.p.mu.Lock()
+	earlier, taken := a.p.claims[key]
+	if !taken {
+		a.p.claims[key] = a.id
+		a.claimed = true
+	}
+	a.p.mu.Unlock()
+	if !taken {
+		id, err := a.p.cfg.Journal.ByRequestID(ctx, key.caller, key.requestID)
+		switch {
+		case err == nil:
+			earlier, taken = id, true
+		case !errors.Is(err, ErrActionNotFound):
+			return a.unreadable(err)
+		}
+	}
+	if !taken {
+		return nil
+	}
+	return a.exists(earlier)
+}
+
+func (a *action) exists(earlier ActionID) *Refusal {
+	// The token stays with the action that has it.
+	a.accepted.RequestID = ""
+	r := refusal(outcome.CodeInvocationExists, "request.headers.waybill-request-id", "request_id_taken", "An action with this Waybill-Request-Id exists.")
+	r.Earlier = earlier
+	return r
+}
+
+func (a *action) unreadable(err error) *Refusal {
+	a.p.cfg.Logger.Error("journal cannot be read", "action", a.id.String(), "err", err)
+	return refusal(outcome.CodeJournalUnavailable, "", "journal_unreadable", "")
+}
+
+const reasonBodyBroken = "body_incomplete"
+
+// spool takes in the whole body: the fingerprint covers it (D1).
+func (a *action) spool(context.Context) *Refusal {
+	if a.s.Body == nil {
+		a.print = fingerprint(a.out, nil)
+		return nil
+	}
+	l := a.route.Limits
+	tooLong := func() *Refusal {
+		return refusal(outcome.CodePayloadLimit, "request.body", "body_limit", fmt.Sprintf("The body is longer than the %d bytes that the route allows.", l.Request))
+	}
+	if a.s.ContentLength > l.Request {
+		return tooLong()
+	}
+	body, err := spoolBody(a.s.Body, l.Buffer, l.Request, a.p.cfg.SpoolDir)
+	switch {
+	case err == nil:
+	case errors.Is(err, errBodyLimit):
+		return tooLong()
+	case errors.Is(err, errSpool):
+		a.p.cfg.Logger.Error("request body cannot be spooled", "action", a.id.String(), "err", err)
+		return &Refusal{Facts: outcome.Facts{Phase: outcome.Validation, Outcome: outcome.NotAttempted, Retry: outcome.Backoff, Code: outcome.CodeJournalUnavailable},
+			Reason: "spool_failed", Detail: "The request body could not be held on disk."}
+	default:
+		return refusal(outcome.CodeInvalidRequest, "request.body", reasonBodyBroken, "The body ended before it was complete.")
+	}
+	a.body = body
+	a.out.Length = body.length
+	if body.length > 0 || a.s.ContentLength != 0 || carriesBody(a.s.Method) {
+		a.out.Body = bodyOf(body)
+	}
+	a.print = fingerprint(a.out, body)
+	return nil
+}
+
+// carriesBody tells methods whose requests have a length even when it is zero.
+func carriesBody(method string) bool {
+	return method == http.MethodPost || method == http.MethodPut || method == http.MethodPatch
+}
+
+// guard refuses a suspected duplicate (CONTRACT O3).
+func (a *action) guard(ctx context.Context) *Refusal {
+	if a.repeatable {
+		return nil
+	}
+	rec, err := a.p.cfg.Journal.Guarding(ctx, a.s.Caller.ID, a.print)
+	switch {
+	case errors.Is(err, ErrActionNotFound):
+		return nil
+	case err != nil:
+		return a.unreadable(err)
+	case !rec.GuardsRepeats(), rec.ID.String() == a.s.Supersedes:
+		return nil
+	}
+	// A clock that went backwards keeps the guard up.
+	if age := a.now().Sub(rec.EndedAt); age > a.route.Limits.Duplicates {
+		return nil
+	}
+	r := refusal(outcome.CodeDuplicateSuspected, "request.headers.waybill-supersedes", "duplicate", "An equal request has an outcome that is not settled; naming it in Waybill-Supersedes sends this one all the same.")
+	r.Earlier = rec.ID
+	return r
+}
+
+// attach obtains the secrets and sets them, last of all fields (CONTRACT C1, V2).
+func (a *action) attach(ctx context.Context) *Refusal {
+	var used Credential
+	for i := range a.route.Inject {
+		in := &a.route.Inject[i]
+		if a.out.Target.Scheme != "https" && !a.route.Upstream.AllowPlaintext {
+			return refusal(outcome.CodeInjectionUnsupported, "", "plaintext", "A secret is never sent in clear.")
+		}
+		got, err := a.binding.Credentials.Resolve(ctx, in.Credential)
+		if err != nil {
+			return credentialRefusal(err)
+		}
+		tmpl, err := inject.ParseTemplate(in.Value)
+		if err != nil {
+			return credentialRefusal(err)
+		}
+		value, err := tmpl.Render(got.Secret)
+		if err != nil {
+			return credentialRefusal(err)
+		}
+		a.out.Header[in.Header] = []string{value}
+		a.injected = append(a.injected, in.Header)
+		a.secrets = append(a.secrets, value, string(got.Secret.Expose()))
+		used.ID = join(used.ID, got.ID)
+		used.Version = join(used.Version, got.Version)
+		used.Mode = join(used.Mode, tmpl.Mode())
+	}
+	if used.ID != "" {
+		a.add(Event{Type: CredentialAuthorized, Credential: &used})
+		a.identity = used.ID + "@" + used.Version
+	}
+	a.seal = sealOf(a.out, a.body, a.injected, a.binding.Snapshot.Digest())
+	return nil
+}
+
+func join(list, item string) string {
+	if list == "" {
+		return item
+	}
+	return list + "," + item
+}
+
+func credentialRefusal(err error) *Refusal {
+	code, reason := outcome.CodeCredentialInvalid, "credential_invalid"
+	var e *inject.Error
+	if errors.As(err, &e) {
+		code, reason = e.Code, e.Reason
+	}
+	f, ok := outcome.Of(code)
+	if !ok || f.Phase != outcome.CredentialInjection {
+		f, _ = outcome.Of(outcome.CodeCredentialInvalid)
+	}
+	return &Refusal{Facts: f, Reason: reason}
+}
+
+func (a *action) cancelled(phase outcome.Phase) *Refusal {
+	return &Refusal{Facts: outcome.Facts{Phase: phase, Outcome: outcome.NotAttempted, Retry: outcome.AfterCorrection, Code: outcome.CodeCallerCancelled}, Reason: "caller_gone"}
+}
+
+// gone reports whether the caller left, as opposed to its Waybill-Timeout passing.
+func gone(ctx context.Context) bool {
+	return ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded)
+}
+
+// Rest limits of pooled connections: see Order.MaxRest.
+const (
+	restRepeatable = time.Minute
+	restUnsafe     = 3 * time.Second
+)
+
+// connect makes the connection, in bounded and recorded tries (CONTRACT E7, E8).
+func (a *action) connect(ctx context.Context) (Conn, *Reply) {
+	order := &Order{Target: a.out.Target, Upstream: &a.route.Upstream, Identity: a.identity, MaxRest: restUnsafe}
+	if a.repeatable {
+		order.MaxRest = restRepeatable
+	}
+	l := a.route.Limits
+	for {
+		a.tries++
+		tctx, cancel := context.WithTimeout(ctx, l.Connect)
+		conn, err := a.p.cfg.Transport.Connect(tctx, order)
+		cancel()
+		if err == nil {
+			a.stage(metrics.StageConnect)
+			return conn, nil
+		}
+		if gone(ctx) {
+			return nil, a.refuse(a.cancelled(outcome.ConnectionSetup))
+		}
+		a.setup = setupError(err)
+		f := setupFacts(a.setup)
+		a.p.cfg.Logger.Debug("connection setup failed", "action", a.id.String(), "code", f.Code.String(), "stage", string(a.setup.Stage), "reason", a.setup.Reason)
+		a.add(Event{Type: AttemptFailed, Attempt: a.tries, Ended: &Ended{Facts: f, Stage: a.setup.Stage, Reason: a.setup.Reason, Source: outcome.TransportObserved, Peer: a.setup.Peer}})
+		if f.Retry != outcome.Backoff || a.tries >= l.Tries || !pause(ctx, a.tries) {
+			if gone(ctx) {
+				return nil, a.refuse(a.cancelled(outcome.ConnectionSetup))
+			}
+			return nil, a.refuse(&Refusal{Facts: f, Reason: a.setup.Reason, Stage: a.setup.Stage})
+		}
+	}
+}
+
+func setupError(err error) *SetupError {
+	var s *SetupError
+	if errors.As(err, &s) {
+		return s
+	}
+	return &SetupError{Code: outcome.CodeConnectionLost, Reason: "setup_failed", Err: err}
+}
+
+func setupFacts(s *SetupError) outcome.Facts {
+	f, ok := outcome.Of(s.Code)
+	if !ok || f.Outcome != outcome.NotAttempted {
+		f, _ = outcome.Of(outcome.CodeConnectionLost)
+	}
+	return f
+}
+
+// pause waits before the next try of connection setup: 100 ms, doubling, with
+// jitter. It reports whether the wait was not cut short.
+func pause(ctx context.Context, tries int) bool {
+	d := 100 * time.Millisecond << min(tries-1, 5)
+	d += mrand.N(d / 2)
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// record makes DISPATCH_STARTED durable (CONTRACT F1, F9). When it returns nil the
+// boundary counts as crossed.
+func (a *action) record(ctx context.Context, conn Conn) *Reply {
+	if gone(ctx) {
+		conn.Release()
+		return a.refuse(a.cancelled(outcome.ConnectionSetup))
+	}
+	// D2: the last look at what will be sent; nothing changes it from here on.
+	if sealOf(a.out, a.body, a.injected, a.binding.Snapshot.Digest()) != a.seal || a.body != nil && !a.body.intact() {
+		conn.Release()
+		return a.refuse(refusal(outcome.CodeSnapshotMismatch, "", "request_changed", "The request is not the one that was bound."))
+	}
+	relaxed := a.route.Durability == routes.Relaxed && a.repeatable
+	info := conn.Info()
+	info.Unresolved = a.advice
+	a.accepted.Relaxed = relaxed
+	a.add(Event{Type: DispatchStarted, Attempt: a.tries, Dispatch: &info})
+	killpoint.At("dispatch-before-record")
+	rec, err := a.append(ctx, relaxed)
+	a.stage(metrics.StageRecord)
+	switch {
+	case err == nil:
+		killpoint.At("dispatch-recorded")
+		a.recorded = true
+		_ = rec
+		return nil
+	case errors.Is(err, ErrRequestIDTaken):
+		conn.Release()
+		return a.refuse(a.exists(rec.Earlier))
+	case errors.Is(err, ErrNotWritten):
+		conn.Release()
+		if gone(ctx) {
+			return a.refuse(a.cancelled(outcome.ConnectionSetup))
+		}
+		return a.journalUnavailable(outcome.ConnectionSetup, err)
+	default:
+		// The record may be on disk, so the answer may not contradict it (F9).
+		conn.Release()
+		a.p.cfg.Logger.Error("dispatch record is indeterminate", "action", a.id.String(), "err", err)
+		f, _ := outcome.Of(outcome.CodeJournalIndeterminate)
+		return a.unrecorded(f, "journal_indeterminate")
+	}
+}
+
+// append hands the collected events to the journal. ACTION_ACCEPTED goes first.
+func (a *action) append(ctx context.Context, relaxed bool) (Receipt, error) {
+	events := a.events
+	if !a.recorded {
+		accepted := a.accepted
+		events = append([]Event{{Type: ActionAccepted, At: a.start, Accepted: &accepted}}, events...)
+	}
+	r, err := a.p.cfg.Journal.Append(ctx, Batch{Action: a.id, Events: events, Relaxed: relaxed})
+	if err == nil {
+		a.events = nil
+	}
+	return r, err
+}
+
+// refuse ends an action before any boundary. The answer follows its durable record (M6).
+func (a *action) refuse(r *Refusal) *Reply {
+	p := a.p
+	keep := a.events
+	// Events that belong to a dispatch which did not happen are not recorded.
+	a.events = a.events[:0:0]
+	for i := range keep {
+		if keep[i].Type != DispatchStarted {
+			a.events = append(a.events, keep[i])
+		}
+	}
+	a.accepted.Relaxed = false
+	ended := &Ended{Facts: r.Facts, Reason: r.Reason, Field: r.Field, Stage: r.Stage}
+	if !r.Earlier.IsZero() {
+		ended.EarlierAction = r.Earlier.String()
+	}
+	a.add(Event{Type: ActionRefused, Ended: ended})
+	// The caller may be gone; its record is written all the same.
+	receipt, err := a.append(context.Background(), false)
+	if errors.Is(err, ErrRequestIDTaken) {
+		a.accepted.RequestID = ""
+		receipt, err = a.append(context.Background(), false)
+	}
+	if err != nil {
+		return a.journalUnavailable(r.Phase, err)
+	}
+	rec := receipt.Record
+	route := ""
+	if a.route != nil {
+		route = a.route.Name
+	}
+	p.cfg.Metrics.Action(route, rec.Facts)
+	reply := a.answer(rec, rec.Facts, r.Detail)
+	reply.Gone = r.Code == outcome.CodeCallerCancelled
+	a.log(rec, reply.Status)
+	return reply
+}
+
+// journalUnavailable answers without a record (CONTRACT F9, M6): nothing was and
+// nothing will be handed over.
+func (a *action) journalUnavailable(phase outcome.Phase, err error) *Reply {
+	a.p.cfg.Logger.Warn("journal unavailable", "action", a.id.String(), "err", err)
+	f := outcome.Facts{Phase: phase, Outcome: outcome.NotAttempted, Retry: outcome.Backoff, Code: outcome.CodeJournalUnavailable}
+	return a.unrecorded(f, "journal_unavailable")
+}
+
+func (a *action) unrecorded(f outcome.Facts, reason string) *Reply {
+	a.p.cfg.Metrics.Unrecorded(f.Code)
+	rec := Record{ID: a.id, Caller: a.s.Caller.ID, Method: a.s.Method, Facts: f, Ended: true, AcceptedAt: a.start, Refusal: &Ended{Facts: f, Reason: reason}}
+	return a.answer(rec, f, "")
+}
+
+// await waits for run on behalf of the caller.
+func (a *action) await(ctx context.Context) *Reply {
+	select {
+	case <-a.finish:
+		return a.reply
+	case <-ctx.Done():
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.reply != nil {
+		return a.reply
+	}
+	a.left = true
+	a.cause = "CALLER_CANCELLED"
+	if !gone(ctx) {
+		a.cause = "CALLER_TIMEOUT"
+	}
+	return a.interim(ctx)
+}
+
+// interim is the answer to a caller whose own time is over while the attempt goes on (F5).
+func (a *action) interim(ctx context.Context) *Reply {
+	f := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: a.advice, Code: outcome.CodeRemoteTimeout}
+	rec, err := a.p.cfg.Journal.Action(context.WithoutCancel(ctx), a.id)
+	if err != nil {
+		rec = Record{ID: a.id, Relaxed: true, Facts: f, AcceptedAt: a.start}
+	}
+	rec.LocalCause = a.cause
+	reply := a.answer(rec, f, "The time the caller wanted to wait is over; the attempt goes on.")
+	reply.Gone = gone(ctx)
+	return reply
+}
+
+// log writes the one canonical line of an action.
+func (a *action) log(rec Record, status int) {
+	v := rec.View()
+	a.p.cfg.Logger.Info("action", "action", v.InvocationID, "caller", v.Caller, "session", a.s.Caller.Session, "route", v.Route, "method", v.Method,
+		"target", v.Target, "phase", v.Phase, "outcome", v.Outcome, "retry", v.Retry, "code", v.Code, "status", status, "attempts", v.Attempts,
+		"duration_ms", time.Since(a.start).Milliseconds())
+}

@@ -61,15 +61,27 @@ type Attempt struct {
 // Dispatched reports whether any attempt crossed the boundary, or may have
 // without leaving a record (F1, relaxed).
 func (r *Record) Dispatched() bool {
-	if r.Relaxed || r.Tunnel != nil {
-		return true
-	}
+	return r.Relaxed || r.Tunnel != nil || r.crossed()
+}
+
+// crossed reports whether a DISPATCH_STARTED is on record.
+func (r *Record) crossed() bool {
 	for i := range r.Attempts {
 		if r.Attempts[i].DispatchSeq != 0 {
 			return true
 		}
 	}
 	return false
+}
+
+// running returns the attempt that has crossed the boundary and not ended, or nil.
+func (r *Record) running() *Attempt {
+	for i := range r.Attempts {
+		if !r.Attempts[i].Ended {
+			return &r.Attempts[i]
+		}
+	}
+	return nil
 }
 
 // Repeatable reports whether the operation was declared or is known to be safe to repeat (G6).
@@ -134,7 +146,9 @@ func (r *Record) resolved() outcome.Facts {
 	if r.Refusal != nil && !r.Dispatched() {
 		return r.Refusal.Facts
 	}
-	if a := r.Deciding(); a != nil && (a.DispatchSeq != 0 || a.Facts.Outcome == outcome.Unknown || !r.Relaxed) {
+	// A try that never crossed the boundary says nothing about a tunnel or a relaxed
+	// action, which may have (F1, F2, V7).
+	if a := r.Deciding(); a != nil && (a.Facts.Outcome != outcome.NotAttempted || !r.Dispatched()) {
 		return a.Facts
 	}
 	return r.Facts
@@ -176,6 +190,9 @@ func apply(r *Record, ev *Event, seq uint64) error {
 	if !known && ev.Type != ActionAccepted && ev.Type != AttemptInterrupted {
 		return illegal(ev, "first event of an action")
 	}
+	if r.Tunnel != nil && ev.Type != TunnelClosed && ev.Type != AttemptInterrupted {
+		return illegal(ev, "a tunnel has no attempts (V7)")
+	}
 	switch ev.Type {
 	case ActionAccepted:
 		return applyAccepted(r, ev, known)
@@ -187,8 +204,9 @@ func apply(r *Record, ev *Event, seq uint64) error {
 		r.openFacts(outcome.CredentialInjection)
 		return nil
 	case CredentialAuthorized:
-		if ev.Credential == nil || r.Bound == nil || r.Ended {
-			return illegal(ev, "action is not bound, or ended")
+		if ev.Credential == nil || r.Bound == nil || r.Ended || r.crossed() {
+			// After the boundary it would turn the facts back to not_attempted (F2).
+			return illegal(ev, "action is not bound, ended or dispatched")
 		}
 		r.Credential = ev.Credential
 		r.openFacts(outcome.ConnectionSetup)
@@ -204,7 +222,7 @@ func apply(r *Record, ev *Event, seq uint64) error {
 	case ResultCommitted, AttemptResolved:
 		return applyResolved(r, ev, seq)
 	case AttemptInterrupted:
-		return applyInterrupted(r, ev, known)
+		return applyInterrupted(r, ev, seq, known)
 	case CallerGone:
 		if ev.Ended == nil || ev.Ended.Reason == "" {
 			return illegal(ev, "no local cause")
@@ -218,14 +236,14 @@ func apply(r *Record, ev *Event, seq uint64) error {
 		if !r.Delivered {
 			r.Failed = true
 		}
-		r.project(ev.At)
+		r.project()
 		return nil
 	case ResultDelivered:
 		if r.Result == nil || !r.Ended {
 			return illegal(ev, "no result to deliver")
 		}
 		r.Delivered, r.Failed = true, false
-		r.project(ev.At)
+		r.project()
 		return nil
 	case TunnelOpened, TunnelClosed:
 		return applyTunnel(r, ev)
@@ -279,13 +297,16 @@ func applyRefused(r *Record, ev *Event) error {
 	switch {
 	case ev.Ended == nil || ev.Ended.Outcome != outcome.NotAttempted:
 		return illegal(ev, "a refusal is not_attempted")
-	case r.Dispatched():
+	case r.Tunnel != nil || r.crossed():
 		return illegal(ev, "the boundary was crossed (F2)")
 	case r.Ended:
 		return illegal(ev, "action ended")
 	}
 	r.Refusal = ev.Ended
-	r.Facts = ev.Ended.Facts
+	if !r.Relaxed {
+		// A relaxed action stays unknown on record, whatever its process knew (F1).
+		r.Facts = ev.Ended.Facts
+	}
 	r.Ended, r.EndedAt = true, ev.At
 	return nil
 }
@@ -300,10 +321,12 @@ func applyDispatch(r *Record, ev *Event, seq uint64) error {
 		return illegal(ev, "action was refused: an answer not_attempted may have been given")
 	case r.attempt(ev.Attempt) != nil:
 		return illegal(ev, "one attempt is one hand-over (F6)")
+	case r.running() != nil:
+		return illegal(ev, "another attempt is active (J1)")
 	}
 	r.Attempts = append(r.Attempts, Attempt{N: ev.Attempt, Facts: unresolvedFacts(ev.Dispatch.Unresolved), Stage: ev.Dispatch.Stage, Dispatch: ev.Dispatch, DispatchSeq: seq})
 	r.Ended, r.EndedAt = false, time.Time{}
-	r.project(ev.At)
+	r.project()
 	return nil
 }
 
@@ -340,19 +363,25 @@ func applyResolved(r *Record, ev *Event, seq uint64) error {
 		return illegal(ev, "attempt is resolved (K2)")
 	case ev.Type == ResultCommitted && (ev.Result == nil || !a.Complete):
 		return illegal(ev, "no complete response (G1, H1)")
+	case ev.Type == ResultCommitted && r.ResultOf == ev.Attempt:
+		return illegal(ev, "the attempt's result is on record (H7)")
 	case ev.Type == AttemptResolved && ev.Ended.Outcome == outcome.Committed && !a.Complete:
 		return illegal(ev, "committed without a complete response (G1)")
 	}
 	a.Facts, a.End, a.Ended = ev.Ended.Facts, ev.Ended, true
-	if ev.Type == ResultCommitted {
+	if ev.Type == ResultCommitted && r.Deciding() == a {
 		r.Result, r.ResultOf, r.ResultSeq = ev.Result, ev.Attempt, seq
+		r.Failed, r.Delivered = false, false
 	}
-	r.Ended, r.EndedAt = true, ev.At
-	r.project(ev.At)
+	if r.running() == nil {
+		// Late evidence about an earlier attempt does not end a running one (J5).
+		r.Ended, r.EndedAt = true, ev.At
+	}
+	r.project()
 	return nil
 }
 
-func applyInterrupted(r *Record, ev *Event, known bool) error {
+func applyInterrupted(r *Record, ev *Event, seq uint64, known bool) error {
 	if ev.Ended == nil {
 		return illegal(ev, "no facts")
 	}
@@ -363,9 +392,16 @@ func applyInterrupted(r *Record, ev *Event, known bool) error {
 			return illegal(ev, "a lost action is unknown")
 		}
 		r.AcceptedAt = ev.At
-		r.Attempts = append(r.Attempts, Attempt{N: ev.Attempt, DispatchSeq: 1, Facts: ev.Ended.Facts, End: ev.Ended, Ended: true, Recovered: true})
-		r.Ended, r.EndedAt = true, ev.At
-		r.project(ev.At)
+		r.lose(ev, seq)
+		return nil
+	}
+	if ev.Ended.Reason == reasonRollback {
+		// As above, of an action whose earlier records are there: without it, a lost
+		// DISPATCH_STARTED would leave it provably not attempted.
+		if ev.Ended.Outcome != outcome.Unknown || ev.Attempt < 1 || r.attempt(ev.Attempt) != nil {
+			return illegal(ev, "a lost attempt is unknown, and not on record")
+		}
+		r.lose(ev, seq)
 		return nil
 	}
 	if r.Ended {
@@ -385,12 +421,22 @@ func applyInterrupted(r *Record, ev *Event, known bool) error {
 		r.Facts = ev.Ended.Facts
 	}
 	r.Ended, r.EndedAt = true, ev.At
-	r.project(ev.At)
+	r.project()
 	return nil
 }
 
+// lose records an attempt that only the witness names. Its own sequence stands for
+// that of the lost DISPATCH_STARTED: not zero, so the boundary counts as crossed.
+func (r *Record) lose(ev *Event, seq uint64) {
+	r.Attempts = append(r.Attempts, Attempt{N: ev.Attempt, DispatchSeq: seq, Facts: ev.Ended.Facts, End: ev.Ended, Ended: true, Recovered: true})
+	if r.running() == nil {
+		r.Ended, r.EndedAt = true, ev.At
+	}
+	r.project()
+}
+
 func applyTunnel(r *Record, ev *Event) error {
-	if ev.Tunnel == nil || (ev.Type == TunnelOpened) != (r.Tunnel == nil) || r.Ended {
+	if ev.Tunnel == nil || (ev.Type == TunnelOpened) != (r.Tunnel == nil) || r.Ended || r.crossed() {
 		return illegal(ev, "no tunnel, or out of order")
 	}
 	r.Tunnel = ev.Tunnel
@@ -403,7 +449,14 @@ func applyTunnel(r *Record, ev *Event) error {
 }
 
 // project sets the action's facts from its attempts and its delivery.
-func (r *Record) project(time.Time) {
+func (r *Record) project() {
+	if r.Result != nil {
+		// The result of an attempt that no longer decides is not the action's: an
+		// earlier refusal's body must not stand for a later unknown (A10, H10).
+		if a := r.Deciding(); a == nil || a.N != r.ResultOf {
+			r.Result, r.ResultOf, r.ResultSeq, r.Failed, r.Delivered = nil, 0, 0, false, false
+		}
+	}
 	f := r.resolved()
 	if r.Failed && !r.Delivered && r.Result != nil {
 		f.Phase, f.Retry, f.Code = outcome.ResultDelivery, outcome.FetchResult, outcome.CodeDeliveryFailed
@@ -427,7 +480,11 @@ func Interrupt(r *Record, now time.Time) (Event, bool) {
 	if r.Relaxed {
 		end.Facts = unresolvedFacts(outcome.Backoff)
 	}
-	if a := r.Deciding(); a != nil {
+	a := r.running()
+	if a == nil {
+		a = r.Deciding()
+	}
+	if a != nil {
 		ev.Attempt = a.N
 		if a.Dispatch != nil {
 			end.Facts = unresolvedFacts(a.Dispatch.Unresolved)
@@ -439,8 +496,11 @@ func Interrupt(r *Record, now time.Time) (Event, bool) {
 	return ev, true
 }
 
+// reasonRollback marks the events of LostAction.
+const reasonRollback = "journal_rollback"
+
 // LostAction returns the event for an action that only the witness names (M5).
 func LostAction(attempt int, now time.Time) Event {
 	f := unresolvedFacts(outcome.Reconcile)
-	return Event{Type: AttemptInterrupted, Attempt: max(attempt, 1), At: now, Ended: &Ended{Facts: f, Source: outcome.TransportObserved, Reason: "journal_rollback"}}
+	return Event{Type: AttemptInterrupted, Attempt: max(attempt, 1), At: now, Ended: &Ended{Facts: f, Source: outcome.TransportObserved, Reason: reasonRollback}}
 }

@@ -69,6 +69,10 @@ type Refusal struct {
 	Field  string // path of what the caller can correct, e.g. "request.headers.host" (B2)
 	Reason string // fixed token, e.g. "authority_mismatch"
 	Detail string // one sentence for people, no request data that could be secret
+	// Stage is the last completed stage of connection setup, "" before it.
+	Stage outcome.Stage
+	// Earlier is the action this one collided with; zero: none.
+	Earlier ActionID
 }
 
 // Reply is the answer to a submission. Exactly one of two kinds: relayed (Result

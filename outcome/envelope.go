@@ -1,5 +1,15 @@
 package outcome
 
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// ErrNotEnvelope is wrapped by decoding errors for JSON that has no place for
+// the facts an envelope must show.
+var ErrNotEnvelope = errors.New("not an envelope")
+
 // Facts are the three independent facts of an action or attempt, and the code
 // that names its ending (CONTRACT A1).
 type Facts struct {
@@ -14,7 +24,8 @@ type Facts struct {
 type Envelope struct {
 	// InvocationID is "act_" + ULID; empty only where no action exists (M6, M7).
 	InvocationID string `json:"invocation_id,omitempty"`
-	// Error is nil for an action that succeeded.
+	// Error is nil for an action that succeeded, and for nothing else: such an
+	// envelope shows a complete response in its evidence (G1).
 	Error *Error `json:"error,omitempty"`
 	// Message repeats Error.Message for clients that look at the top level (L8).
 	Message  string   `json:"message,omitempty"`
@@ -24,10 +35,83 @@ type Envelope struct {
 // Error carries the facts and one text for people (CONTRACT L1, L2).
 type Error struct {
 	Code    Code    `json:"code"`
-	Phase   Phase   `json:"phase"`
-	Outcome Outcome `json:"outcome"`
-	Retry   Retry   `json:"retry"`
+	Phase   Phase   `json:"phase,omitempty"` // with Outcome and Retry absent only for ACTION_NOT_FOUND (M7)
+	Outcome Outcome `json:"outcome,omitempty"`
+	Retry   Retry   `json:"retry,omitempty"`
 	Message string  `json:"message"` // first sentence is the instruction (L8); never parsed
+}
+
+// Facts returns the facts of the error.
+func (e *Error) Facts() Facts { return Facts{e.Phase, e.Outcome, e.Retry, e.Code} }
+
+// complete reports whether the error has a code, and the facts that its code needs.
+func (e *Error) complete() error {
+	f := e.Facts()
+	switch {
+	case f.Code == CodeNone:
+		return fmt.Errorf("outcome: error without a code: %w", ErrNotEnvelope)
+	case Lookup(f.Code).factless() && f == Facts{Code: f.Code}:
+		return nil
+	default:
+		return f.known()
+	}
+}
+
+// MarshalJSON refuses an error without a code, or without the facts its code
+// needs, with ErrNotEnvelope or ErrUnknownValue: a fact is never left out silently
+// (CONTRACT A8).
+func (e Error) MarshalJSON() ([]byte, error) {
+	if err := e.complete(); err != nil {
+		return nil, err
+	}
+	type plain Error
+	return json.Marshal(plain(e))
+}
+
+// UnmarshalJSON refuses what MarshalJSON refuses, and unknown values (CONTRACT A8).
+// It does not check the combination of facts: Facts.Validate does.
+func (e *Error) UnmarshalJSON(data []byte) error {
+	type plain Error
+	var p plain
+	if err := json.Unmarshal(data, &p); err != nil {
+		return err
+	}
+	if err := (*Error)(&p).complete(); err != nil {
+		return err
+	}
+	*e = Error(p)
+	return nil
+}
+
+// Facts returns the facts that the envelope carries: those of its error, or
+// Success where it has none.
+func (e *Envelope) Facts() Facts {
+	if e.Error == nil {
+		return Success()
+	}
+	return e.Error.Facts()
+}
+
+// UnmarshalJSON refuses an envelope that has neither an error nor the evidence of
+// a complete response, with ErrNotEnvelope: "{}" is no success. Unknown values of
+// the closed enumerations are refused with ErrUnknownValue (CONTRACT A8); unknown
+// fields are ignored, since evidence may grow.
+func (e *Envelope) UnmarshalJSON(data []byte) error {
+	type plain Envelope
+	var p plain
+	if err := json.Unmarshal(data, &p); err != nil {
+		return err
+	}
+	if p.Error == nil && !p.Evidence.ResponseComplete {
+		return fmt.Errorf("outcome: neither an error nor a complete response: %w", ErrNotEnvelope)
+	}
+	for i := range p.Evidence.Attempts {
+		if _, err := p.Evidence.Attempts[i].Outcome.MarshalText(); err != nil {
+			return fmt.Errorf("attempt without an outcome: %w", err)
+		}
+	}
+	*e = Envelope(p)
+	return nil
 }
 
 // Source says who observed a piece of evidence (CONTRACT K1). "" when there is none.
@@ -40,6 +124,11 @@ const (
 	RemoteQuery       Source = "remote_query"
 	OperatorAttested  Source = "operator_attested"
 )
+
+// Sources returns every source of evidence.
+func Sources() []Source {
+	return []Source{TransportObserved, RemoteResponse, RemoteQuery, OperatorAttested}
+}
 
 // Stage is the last completed step of connection setup (CONTRACT E2). "" before DNS.
 type Stage string
@@ -56,6 +145,14 @@ const (
 	StageSSHChannel   Stage = "ssh_channel"
 	StageSSHEnv       Stage = "ssh_env"
 )
+
+// Stages returns every stage of connection setup, in order.
+func Stages() []Stage {
+	return []Stage{
+		StageDNS, StageTCPConnect, StageProxyTunnel, StageTLSHandshake,
+		StageSSHTransport, StageSSHHostKey, StageSSHAuth, StageSSHChannel, StageSSHEnv,
+	}
+}
 
 // Evidence says how Waybill knows (CONTRACT L3). It never holds secrets, whole
 // authorization fields or unfiltered remote bodies (L4). Fields may be added;

@@ -22,9 +22,14 @@ type Route struct {
 	// PassAuthorization lets the caller's own Authorization and Cookie fields
 	// through on a route that injects another field.
 	PassAuthorization bool
-	Callers           []string // names; empty: any (V4)
-	Upstream          Upstream
-	Limits            Limits
+	// Strip names fields of the caller's request that are never forwarded on this
+	// route, in canonical form. It is for routes without injection: a client that
+	// follows a redirect to pre-signed storage repeats its placeholder Authorization
+	// there and the storage refuses both (case RD-04).
+	Strip    []string
+	Callers  []string // names; empty: any (V4)
+	Upstream Upstream
+	Limits   Limits
 }
 
 // Match selects requests. All conditions must hold.

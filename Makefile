@@ -1,0 +1,66 @@
+# One command each: `make run` shows Waybill at work, `make test` tests all of it.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+GO      ?= go
+VERSION ?=
+LDFLAGS := $(if $(VERSION),-ldflags '-X main.version=$(VERSION)')
+
+# -shuffle finds tests that lean on each other; its seed is printed with a failure.
+# Packages run side by side, as many as there are cores (go test's own default).
+TESTFLAGS   ?= -race -shuffle=on -count=1
+TESTTIMEOUT ?= 9m
+FUZZTIME    ?= 10s
+BENCH       ?= .
+BENCHFLAGS  ?= -benchmem -count=1
+
+.PHONY: run
+run: ## show the demo: real proxy, real upstreams on loopback, every outcome with its evidence
+	$(GO) run ./cmd/waybill demo
+
+.PHONY: build
+build: ## build bin/waybill (VERSION=v1.2.3 sets the version it prints)
+	CGO_ENABLED=0 $(GO) build -trimpath $(LDFLAGS) -o bin/waybill ./cmd/waybill
+
+.PHONY: test
+test: deps ## install what the tests need, run them all with -race, check the contract's coverage and the controls
+	@$(GO) run ./internal/testreport -contract -controls -- $(TESTFLAGS) -timeout=$(TESTTIMEOUT) ./...
+
+.PHONY: test-long
+test-long: deps ## the same with the long forms: more kills, more requests (WAYBILL_TEST_LONG=1)
+	@WAYBILL_TEST_LONG=1 $(GO) run ./internal/testreport -contract -controls -- $(TESTFLAGS) -timeout=60m ./...
+
+.PHONY: controls
+controls: ## switch each protection of docs/controls.txt off in a test build: its tests must go red
+	@$(GO) run ./internal/testreport -- -count=1 -timeout=15m -tags=waybill_controls -run='^TestControls$$' ./internal/control
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target for FUZZTIME (10s)
+	@scripts/fuzz.sh $(FUZZTIME)
+
+.PHONY: bench
+bench: ## run the benchmarks that match BENCH
+	$(GO) test -run='^$$' -bench='$(BENCH)' $(BENCHFLAGS) ./...
+
+.PHONY: lint
+lint: ## golangci-lint and govulncheck, at the versions of tools/go.mod
+	$(GO) tool -modfile=tools/go.mod golangci-lint run ./...
+	@scripts/vulncheck.sh
+
+.PHONY: fmt
+fmt: ## format the Go code as the linter wants it
+	$(GO) tool -modfile=tools/go.mod golangci-lint fmt ./...
+
+.PHONY: deps
+deps: ## install the programs that the tests use, where they are missing
+	@scripts/test-deps.sh
+
+.PHONY: clean
+clean: ## remove what the targets above leave behind
+	rm -rf bin
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"waybill/outcome"
+	"waybill/routes"
+)
+
+// advice says what an action would be worth if it stopped at one point.
+type advice struct {
+	At      string          `json:"at"`
+	Phase   outcome.Phase   `json:"phase"`
+	Outcome outcome.Outcome `json:"outcome"`
+	Retry   outcome.Retry   `json:"retry"`
+	Code    outcome.Code    `json:"code,omitempty"`
+	// Next is what the retry engine would do (CONTRACT O1).
+	Next outcome.Step `json:"next"`
+}
+
+// explainDocument is what "waybill explain --json" prints.
+type explainDocument struct {
+	routes.Explanation
+	Contract *explainedContract `json:"contract,omitempty"`
+	Limits   *explainedLimits   `json:"limits,omitempty"`
+	Advice   []advice           `json:"advice,omitempty"`
+}
+
+// explainedContract is the reviewed knowledge that the advice rests on.
+type explainedContract struct {
+	// Repeatable says where the answer comes from: declared by the route, or by the method (CONTRACT G6).
+	Repeatable             bool   `json:"repeatable"`
+	From                   string `json:"from"` // "route" or "method"
+	RefusedBeforeExecution []int  `json:"refused_before_execution,omitempty"`
+	CloseDelimited         bool   `json:"close_delimited,omitempty"`
+	Durability             string `json:"durability"`
+}
+
+// explainedLimits are in bytes and durations such as "10m0s".
+type explainedLimits struct {
+	RequestBytes  int64  `json:"request_bytes"`
+	ResponseBytes int64  `json:"response_bytes"`
+	Timeout       string `json:"timeout"`
+	Idle          string `json:"idle"`
+	Connect       string `json:"connect"`
+	Tries         int    `json:"tries"`
+	Duplicates    string `json:"duplicates"`
+	Retention     string `json:"retention"`
+}
+
+func newExplain(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "explain METHOD URL",
+		Short: "Show route, injection, contract and advice for a request, without sending it",
+		Long: `Show what the configuration makes of a request: the route that takes it, the
+fields that are injected (names only), what is known of the remote side, and what
+automation may do for each point at which the request could stop.
+
+Reads the configuration file only: no secret, no network. The exit code is 1 when
+the request would be refused.`,
+		Example: `  waybill explain POST https://api.stripe.com/v1/charges`,
+		Args:    cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			snapshot, err := a.loadSnapshot()
+			if err != nil {
+				return err
+			}
+			method := strings.ToUpper(args[0])
+			e, err := snapshot.Explain(method, args[1])
+			if err != nil {
+				// The URL is not repeated: its query may hold secrets.
+				return fail(exitUsage, "explain: %w (%s); write for example https://host/path", err, outcome.CodeInvalidTarget)
+			}
+			doc := explain(snapshot, method, e)
+			if asJSON {
+				err = printJSON(a.stdout, doc)
+			} else {
+				err = printExplanation(a, doc)
+			}
+			if err == nil && e.Decision != "forward" && e.Decision != "tunnel" {
+				return exitWith(exitFailure)
+			}
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func explain(s *routes.Snapshot, method string, e routes.Explanation) explainDocument {
+	doc := explainDocument{Explanation: e}
+	r := s.Route(e.Route)
+	if e.Decision != "forward" || r == nil {
+		return doc
+	}
+	repeatable := r.Repeatable(method)
+	from, durability := "method", "strict"
+	if r.Contract.Repeatable != nil {
+		from = "route"
+	}
+	if r.Durability == routes.Relaxed {
+		durability = "relaxed"
+	}
+	doc.Contract = &explainedContract{
+		Repeatable: repeatable, From: from, RefusedBeforeExecution: r.Contract.RefusedBeforeExecution,
+		CloseDelimited: r.Contract.CloseDelimited, Durability: durability,
+	}
+	l := r.Limits
+	doc.Limits = &explainedLimits{
+		RequestBytes: l.Request, ResponseBytes: l.Response, Timeout: l.Timeout.String(), Idle: l.Idle.String(),
+		Connect: l.Connect.String(), Tries: l.Tries, Duplicates: l.Duplicates.String(), Retention: l.Retention.String(),
+	}
+	doc.Advice = adviceFor(&r.Contract, repeatable, len(r.Inject) > 0)
+	return doc
+}
+
+// adviceFor goes through the points at which a request can stop (CONTRACT C1, E1,
+// F2, G5, G10). Codes with one row in table U are looked up there.
+func adviceFor(c *routes.Contract, repeatable, injects bool) []advice {
+	var all []advice
+	add := func(at string, f outcome.Facts) {
+		next := outcome.Decide(outcome.DecideRecord{Outcome: f.Outcome, Retry: f.Retry}, outcome.Operation{Idempotent: repeatable})
+		all = append(all, advice{At: at, Phase: f.Phase, Outcome: f.Outcome, Retry: f.Retry, Code: f.Code, Next: next.Step})
+	}
+	fixed := func(at string, code outcome.Code) {
+		if f, ok := outcome.Of(code); ok {
+			add(at, f)
+		}
+	}
+	remote := func(at string, o outcome.Outcome, r outcome.Retry, code outcome.Code) {
+		add(at, outcome.Facts{Phase: outcome.RemoteExecution, Outcome: o, Retry: r, Code: code})
+	}
+	if injects {
+		fixed("secret missing", outcome.CodeCredentialMissing)
+	}
+	fixed("name not found", outcome.CodeDNSNoSuchName)
+	fixed("connection refused", outcome.CodeConnectionRefused)
+	fixed("certificate not accepted", outcome.CodeTLSCertificateInvalid)
+
+	unknown := outcome.ByContract(repeatable, false)
+	remote("sent, no answer", outcome.Unknown, unknown, outcome.CodeRemoteOutcomeUnknown)
+	remote("sent, no answer in time", outcome.Unknown, unknown, outcome.CodeRemoteTimeout)
+	remote("answer cut", outcome.Unknown, unknown, outcome.CodeRemoteResultIncomplete)
+	add("complete 2xx or 3xx", outcome.Success())
+	remote("complete 4xx", outcome.Rejected, outcome.AfterCorrection, outcome.CodeRemoteRejected)
+	before := func(status int) bool { return repeatable || slices.Contains(c.RefusedBeforeExecution, status) }
+	for _, status := range []int{http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests} {
+		at := fmt.Sprintf("complete %d", status)
+		if before(status) {
+			remote(at+" with Retry-After", outcome.Rejected, outcome.Backoff, outcome.CodeRemoteRejected)
+			at += " without"
+		}
+		remote(at, outcome.Rejected, outcome.Never, outcome.CodeRemoteRejected)
+	}
+	remote("complete 500", outcome.Committed, outcome.Reconcile, outcome.CodeRemoteError)
+	remote("complete 502 or 504", outcome.Unknown, unknown, outcome.CodeRemoteGateway)
+	at := "complete 503"
+	if before(http.StatusServiceUnavailable) {
+		remote(at+" with Retry-After", outcome.Rejected, outcome.Backoff, outcome.CodeRemoteRejected)
+		at += " without"
+	}
+	remote(at, outcome.Committed, outcome.Reconcile, outcome.CodeRemoteError)
+	add("answer not delivered", outcome.Facts{Phase: outcome.ResultDelivery, Outcome: outcome.Committed, Retry: outcome.FetchResult, Code: outcome.CodeDeliveryFailed})
+	return all
+}
+
+func printExplanation(a *app, d explainDocument) error {
+	if err := d.WriteText(a.stdout); err != nil {
+		return err
+	}
+	if d.Contract == nil {
+		return nil
+	}
+	p := &errWriter{w: a.stdout}
+	word := "not repeatable"
+	if d.Contract.Repeatable {
+		word = "repeatable"
+	}
+	p.printf("%-12s %s (by %s), durability %s\n", "contract", word, d.Contract.From, d.Contract.Durability)
+	if n := d.Contract.RefusedBeforeExecution; len(n) > 0 {
+		p.printf("%-12s %v are sent before anything is executed\n", "", n)
+	}
+	p.printf("%-12s request %d bytes, answer %d bytes, %s, silence %s, %s of %s each\n", "limits", d.Limits.RequestBytes, d.Limits.ResponseBytes, d.Limits.Timeout, d.Limits.Idle, plural(d.Limits.Tries, "connection attempt"), d.Limits.Connect)
+	p.printf("%-12s an equal request is a suspected duplicate for %s; results are kept for %s\n\n", "", d.Limits.Duplicates, d.Limits.Retention)
+	if p.err != nil {
+		return p.err
+	}
+	t := table{head: []string{"IF IT STOPS AT", "PHASE", "OUTCOME", "RETRY", "CODE", "NEXT"}, color: func(row, column int) string {
+		if column == 2 {
+			return outcomeColour(d.Advice[row].Outcome.String())
+		}
+		return ""
+	}}
+	for _, v := range d.Advice {
+		t.add(v.At, v.Phase.String(), v.Outcome.String(), v.Retry.String(), dash(v.Code.String()), v.Next.String())
+	}
+	return t.print(a.stdout, newStyler(a, a.stdout))
+}

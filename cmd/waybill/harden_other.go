@@ -1,0 +1,13 @@
+//go:build !linux
+
+package main
+
+// protectMemory does nothing where there is no such call.
+func protectMemory() {}
+
+// noCoreDumps does nothing where there is no such call.
+func noCoreDumps() {}
+
+// inForeground is not known here: signals are passed on to the child, which may
+// see one twice.
+func inForeground() bool { return false }

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"net/http"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"waybill/dispatch"
+	"waybill/journal"
+	"waybill/outcome"
+)
+
+// journalReader reads the journal itself, while no proxy runs. Open actions are
+// shown as the next start will record them; nothing is written.
+type journalReader struct {
+	j *journal.Journal
+}
+
+// openJournalReader opens the journal of a data folder for reading.
+func openJournalReader(_ context.Context, _ *app, data string) (reader, error) {
+	j, err := openForReading(data)
+	if err != nil {
+		return nil, err
+	}
+	return &journalReader{j}, nil
+}
+
+func openForReading(data string) (*journal.Journal, error) {
+	dir := filepath.Join(data, "journal")
+	if _, err := os.Stat(dir); err != nil {
+		return nil, fail(exitUnavailable, "no proxy runs, and there is no journal in %s; give --data FOLDER, or start one with \"waybill serve\"", data)
+	}
+	// Reading needs no promise of the file system.
+	j, err := journal.Open(journal.Options{Dir: dir, ReadOnly: true, AllowAnyFilesystem: true})
+	if err != nil {
+		return nil, journalError(data, err)
+	}
+	return j, nil
+}
+
+// journalError tells the ways apart in which a journal cannot be opened.
+func journalError(data string, err error) error {
+	switch {
+	case errors.Is(err, journal.ErrLocked):
+		return fail(exitUnavailable, "data folder %s: %w; is a proxy running that does not answer?", data, err)
+	case errors.Is(err, journal.ErrCorrupt):
+		return fail(exitJournalDamaged, "data folder %s: %w; keep a copy before anything else, then: waybill journal verify", data, err)
+	case errors.Is(err, journal.ErrFilesystem):
+		return fail(exitConfig, "data folder %s: %w; choose --data on a local disk (ext4, XFS), or --%s to try things out", data, err, allowAnyFilesystem)
+	case errors.Is(err, journal.ErrFormat), errors.Is(err, journal.ErrKey), errors.Is(err, journal.ErrNoSpace):
+		return fail(exitConfig, "data folder %s: %w", data, err)
+	default:
+		return fail(exitUnavailable, "data folder %s: %w", data, err)
+	}
+}
+
+// Actions implements reader.
+func (r *journalReader) Actions(ctx context.Context, f dispatch.Filter) iter.Seq2[dispatch.ActionView, error] {
+	return func(yield func(dispatch.ActionView, error) bool) {
+		for rec, err := range r.j.Actions(ctx, f) {
+			if err != nil {
+				yield(dispatch.ActionView{}, fail(exitFailure, "%w", err))
+				return
+			}
+			if !yield(rec.View(), nil) {
+				return
+			}
+		}
+	}
+}
+
+func (r *journalReader) record(ctx context.Context, id dispatch.ActionID) (dispatch.Record, error) {
+	rec, err := r.j.Action(ctx, id)
+	switch {
+	case errors.Is(err, dispatch.ErrActionNotFound):
+		return rec, fail(exitNotFound, "%s: %s: no such action here; that is no permission to repeat it", outcome.CodeActionNotFound, id)
+	case errors.Is(err, dispatch.ErrQuarantined):
+		return rec, fail(exitJournalDamaged, "%s: the journal is behind its witness, so an action it does not know is unknown, not absent", id)
+	case err != nil:
+		return rec, fail(exitFailure, "%w", err)
+	}
+	return rec, nil
+}
+
+// Action implements reader.
+func (r *journalReader) Action(ctx context.Context, id dispatch.ActionID) (actionDocument, error) {
+	rec, err := r.record(ctx, id)
+	if err != nil {
+		return actionDocument{}, err
+	}
+	return actionDocument{Action: rec.View(), Envelope: rec.Envelope()}, nil
+}
+
+// Events implements reader.
+func (r *journalReader) Events(ctx context.Context, id dispatch.ActionID) ([]dispatch.StoredEvent, error) {
+	events, err := r.j.Events(ctx, id)
+	if err != nil {
+		return nil, fail(exitFailure, "%w", err)
+	}
+	return events, nil
+}
+
+// Result implements reader.
+func (r *journalReader) Result(ctx context.Context, id dispatch.ActionID) (*storedResult, error) {
+	rec, err := r.record(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	res, body, err := r.j.OpenResult(ctx, id)
+	switch {
+	case errors.Is(err, dispatch.ErrNoResult):
+		return nil, &noResultError{rec.Envelope()}
+	case errors.Is(err, dispatch.ErrResultDropped):
+		f := outcome.Facts{Phase: outcome.ResultDelivery, Outcome: rec.Facts.Outcome, Retry: outcome.Never, Code: outcome.CodeResultExpired}
+		return nil, &noResultError{outcome.NewEnvelope(id.String(), f, "", rec.Evidence())}
+	case err != nil:
+		return nil, fail(exitFailure, "stored result: %w", err)
+	}
+	return &storedResult{Status: res.Status, Header: http.Header(res.Header), Body: body}, nil
+}
+
+// Close implements reader.
+func (r *journalReader) Close() error { return r.j.Close() }
+
+// Result implements reader.
+func (c *adminClient) Result(ctx context.Context, id dispatch.ActionID) (*storedResult, error) {
+	doc, err := c.Action(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if doc.Action.Status == 0 {
+		return nil, &noResultError{doc.Envelope}
+	}
+	resp, err := c.do(ctx, http.MethodGet, "/v1/actions/"+id.String()+"/result", nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	// A stored result carries the action's own outcome; an upstream cannot write this
+	// field (CONTRACT V6), so it tells the two apart.
+	f, err := outcome.ParseOutcome(resp.Header.Get("Waybill-Outcome"))
+	if err == nil && !isNoResult(f.Code) {
+		return &storedResult{Status: resp.StatusCode, Header: resp.Header, Body: resp.Body}, nil
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return nil, c.refusedResult(resp)
+}
+
+func isNoResult(c outcome.Code) bool {
+	return c == outcome.CodeResultPending || c == outcome.CodeResultExpired || c == outcome.CodeResultNotRetained || c == outcome.CodeActionNotFound
+}
+
+// verifyOffline and statsOffline are for "waybill journal" while no proxy runs.
+func verifyOffline(cmd *cobra.Command, _ *app, data string) (doc any, damage string, err error) {
+	return nil, "", errors.New("not wired")
+}

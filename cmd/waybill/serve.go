@@ -1,0 +1,491 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"waybill/dispatch"
+	"waybill/dispatch/httpx"
+	"waybill/journal"
+	"waybill/metrics"
+	"waybill/proxy"
+)
+
+// Addresses where nothing else is configured (DESIGN section 4).
+const (
+	defaultProxyListen   = "127.0.0.1:7171"
+	defaultMetricsListen = "127.0.0.1:7174"
+	// listenNothing as an address switches a listener off.
+	listenNothing = "off"
+)
+
+// allowAnyFilesystem is the name of a flag; see journal.Options.
+const allowAnyFilesystem = "allow-any-filesystem"
+
+// unsafeStorageFlags are for a journal that is thrown away anyway: the temporary
+// folder may be on a file system that a real journal must not be on.
+var unsafeStorageFlags = []string{"--" + allowAnyFilesystem}
+
+// serverOptions say how a proxy is started. Empty addresses come from the
+// configuration, then from the defaults.
+type serverOptions struct {
+	data          string
+	proxy         string
+	metrics       string
+	logger        *slog.Logger
+	anyFilesystem bool
+}
+
+// server is a running proxy with everything it needs.
+type server struct {
+	proxyAddr   string
+	metricsAddr string // "": none
+	adminPath   string
+	// fatal receives one error when the process must end (CONTRACT M5).
+	fatal chan error
+
+	log       *slog.Logger
+	journal   *journal.Journal
+	transport *httpx.Transport
+	pipeline  *dispatch.Pipeline
+	front     *proxy.Proxy
+	metrics   *metrics.Metrics
+	callers   *currentCallers
+	admin     *http.Server
+	health    *http.Server
+	watch     func() // stops watching the configuration
+	config    string // path
+	data      string
+	public    bool // a listener is not on loopback
+	draining  atomic.Bool
+	closers   []func() error // in order of start; run backwards when the start fails
+	tasks     sync.WaitGroup
+}
+
+// currentCallers is the Authenticator that a reload exchanges.
+type currentCallers struct{ atomic.Pointer[proxy.Callers] }
+
+// Authenticate implements proxy.Authenticator.
+func (c *currentCallers) Authenticate(user, password string, remote net.Addr) (dispatch.Caller, bool) {
+	return c.Load().Authenticate(user, password, remote)
+}
+
+// Required reports whether every caller must authenticate (CONTRACT V4).
+func (c *currentCallers) Required() bool { return c.Load().Required() }
+
+// journalMetrics passes the journal's figures on.
+type journalMetrics struct {
+	m *metrics.Metrics
+}
+
+func (j journalMetrics) GroupCommitted(g journal.Group) { j.m.Commit(g.Total, g.Requests) }
+func (j journalMetrics) AppendRefused(string)           {}
+func (j journalMetrics) Stopped()                       {}
+func (j journalMetrics) Dropped(int, int64)             {}
+
+// startServer starts a proxy. When it returns an error, nothing of it runs.
+// Reads of the configuration come first, the journal second and listeners last:
+// what an earlier process left open is closed on record before anybody can ask
+// (CONTRACT M4).
+func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, err error) {
+	s := &server{fatal: make(chan error, 1), log: opts.logger, data: opts.data, config: a.configPath()}
+	defer func() {
+		if err != nil {
+			for i := len(s.closers) - 1; i >= 0; i-- {
+				_ = s.closers[i]()
+			}
+		}
+	}()
+	if err := checkDebugSettings(a.getenv("GODEBUG")); err != nil {
+		return nil, err
+	}
+	ignoreEnvironment(s.log)
+	cfg, err := a.loadConfig()
+	if err != nil {
+		return nil, err
+	}
+	if err := makeDataDir(opts.data); err != nil {
+		return nil, err
+	}
+	if s.adminPath, err = a.adminPath(opts.data, cfg.adminListen); err != nil {
+		return nil, err
+	}
+	build := readBuildInfo()
+	s.metrics = metrics.New(build.Version, build.Revision)
+	if err := s.openJournal(opts, build, cfg); err != nil {
+		return nil, err
+	}
+	ca, sessions, err := s.openIdentity(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s.openPipeline(cfg, ca)
+	s.front = proxy.New(proxy.Config{
+		Pipeline: s.pipeline, Journal: s.journal, CA: ca, Callers: s.callers, Sessions: sessions,
+		Metrics: s.metrics, Logger: s.log, Admin: s.adminConfig(build),
+	})
+	if err := s.listen(ctx, opts, cfg); err != nil {
+		return nil, err
+	}
+	s.metrics.Reloaded(true, time.Now())
+	s.watch = s.watchConfig(a)
+	s.tasks.Go(s.watchJournal)
+	return s, nil
+}
+
+func (s *server) openJournal(opts serverOptions, build buildInfo, cfg *loadedConfig) error {
+	j, err := journal.Open(journal.Options{
+		Dir: filepath.Join(opts.data, "journal"), Build: strings.TrimSpace(build.Version + " " + build.Revision), Config: cfg.snapshot.Digest(),
+		AllowAnyFilesystem: opts.anyFilesystem, Metrics: journalMetrics{s.metrics}, Logger: s.log,
+	})
+	if err != nil {
+		return journalError(opts.data, err)
+	}
+	s.journal = j
+	s.closers = append(s.closers, j.Close)
+	return nil
+}
+
+// openIdentity opens what says who is who: the interception CA, sessions and
+// configured callers.
+func (s *server) openIdentity(cfg *loadedConfig) (*proxy.CA, *proxy.Sessions, error) {
+	ca, err := proxy.LoadOrCreateCA(filepath.Join(s.data, "ca"))
+	if err != nil {
+		return nil, nil, fail(exitConfig, "%w", err)
+	}
+	sessions, err := proxy.OpenSessions(filepath.Join(s.data, "sessions.json"))
+	if err != nil {
+		return nil, nil, fail(exitConfig, "%w; remove the file to end all sessions", err)
+	}
+	key, err := identityKey(filepath.Join(s.data, "identity.key"))
+	if err != nil {
+		return nil, nil, fail(exitConfig, "identity key: %w", err)
+	}
+	s.callers = &currentCallers{}
+	s.callers.Store(&proxy.Callers{Static: cfg.callers, Sessions: sessions, IdentityKey: key})
+	return ca, sessions, nil
+}
+
+func (s *server) openPipeline(cfg *loadedConfig, ca *proxy.CA) {
+	own := spkiDigest(ca.Certificate())
+	s.transport = httpx.New(httpx.Config{OwnCA: &own, Logger: s.log})
+	s.closers = append(s.closers, func() error { s.transport.Close(); return nil })
+	s.pipeline = dispatch.New(dispatch.Config{
+		Journal: s.journal, Transport: s.transport, Metrics: s.metrics, Logger: s.log,
+		Binding: &dispatch.Binding{Snapshot: cfg.snapshot, Credentials: cfg.credentials},
+	})
+}
+
+// listen opens the three listeners and serves them.
+func (s *server) listen(ctx context.Context, opts serverOptions, cfg *loadedConfig) error {
+	proxyAddr := firstOf(opts.proxy, cfg.proxyListen, defaultProxyListen)
+	metricsAddr := firstOf(opts.metrics, cfg.metricsListen, defaultMetricsListen)
+	admin, err := listenAdmin(s.adminPath)
+	if err != nil {
+		return err
+	}
+	s.closers = append(s.closers, admin.Close)
+	front, err := s.listenTCP("--proxy", proxyAddr)
+	if err != nil {
+		return err
+	}
+	s.closers = append(s.closers, front.Close)
+	s.proxyAddr = front.Addr().String()
+
+	s.admin = &http.Server{Handler: s.front.AdminHandler(), ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)}
+	if metricsAddr != listenNothing {
+		l, err := s.listenTCP("--metrics", metricsAddr)
+		if err != nil {
+			return err
+		}
+		s.closers = append(s.closers, l.Close)
+		s.metricsAddr = l.Addr().String()
+		s.health = &http.Server{Handler: s.healthHandler(), ReadHeaderTimeout: 10 * time.Second, WriteTimeout: time.Minute, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)}
+		s.serve("metrics", func() error { return s.health.Serve(l) })
+	}
+	s.serve("admin", func() error { return s.admin.Serve(admin) })
+	s.serve("proxy", func() error { return s.front.Serve(context.WithoutCancel(ctx), front) })
+	return nil
+}
+
+// serve runs one listener; its unexpected end is the end of the process.
+func (s *server) serve(name string, f func() error) {
+	s.tasks.Go(func() {
+		if err := f(); err != nil && !errors.Is(err, http.ErrServerClosed) && !s.draining.Load() {
+			s.die(fail(exitFailure, "%s listener: %w", name, err))
+		}
+	})
+}
+
+func (s *server) die(err error) {
+	select {
+	case s.fatal <- err:
+	default: // one reason is enough
+	}
+}
+
+// watchJournal ends the process when a commit became indeterminate: nothing
+// further can be recorded, and only a start can read what is on disk (CONTRACT M5).
+func (s *server) watchJournal() {
+	select {
+	case <-s.journal.Poisoned():
+		s.die(fail(exitJournalStopped, "journal: %w; start again: what is on disk is read at the start", s.journal.Cause()))
+	case <-s.front.Done():
+	}
+}
+
+// listenTCP listens on an address. One that others can reach needs callers that
+// authenticate (CONTRACT V4).
+func (s *server) listenTCP(flag, addr string) (net.Listener, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fail(exitConfig, "%s %s: %w", flag, addr, err)
+	}
+	if t, ok := l.Addr().(*net.TCPAddr); ok && !t.IP.IsLoopback() {
+		if !s.callers.Required() {
+			_ = l.Close()
+			return nil, fail(exitConfig, "%s %s: others than this machine can reach it, so callers have to authenticate (CONTRACT V4); add callers to the configuration, or listen on 127.0.0.1", flag, addr)
+		}
+		s.public = true
+	}
+	return l, nil
+}
+
+// listenAdmin opens the admin socket with mode 0600. The journal's lock is held by
+// now, so a socket that is there was left behind.
+func listenAdmin(path string) (net.Listener, error) {
+	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		_ = conn.Close()
+		return nil, fail(exitConfig, "--admin unix:%s: another process listens there", path)
+	}
+	if err := os.Remove(path); err != nil && !noFile(err) {
+		return nil, fail(exitConfig, "--admin unix:%s: %w", path, err)
+	}
+	l, err := listenPrivate(path)
+	if err != nil {
+		return nil, fail(exitConfig, "--admin unix:%s: %w (a socket's path has at most 107 bytes; choose a shorter --data, or --admin unix:PATH)", path, err)
+	}
+	return l, nil
+}
+
+// shutdown drains: running requests are answered, new ones refused with DRAINING.
+// When ctx ends first, what still runs is left to the next start (CONTRACT M4).
+func (s *server) shutdown(ctx context.Context) error {
+	s.draining.Store(true)
+	s.watch()
+	var drained, closed error
+	var both sync.WaitGroup
+	both.Go(func() { drained = s.pipeline.Drain(ctx) })
+	both.Go(func() { closed = s.front.Shutdown(ctx) })
+	both.Wait()
+	short, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if s.admin.Shutdown(short) != nil {
+		_ = s.admin.Close() // someone is tailing
+	}
+	if s.health != nil && s.health.Shutdown(short) != nil {
+		_ = s.health.Close()
+	}
+	s.tasks.Wait()
+	s.transport.Close()
+	jerr := s.journal.Close()
+	if drained != nil {
+		drained = errors.New("requests still ran; the next start records what is known of them")
+	}
+	return errors.Join(drained, closed, jerr)
+}
+
+// serveFlags are the flags of "serve".
+type serveFlags struct {
+	proxy, ssh, metrics string
+	logLevel, logFormat string
+	drain               time.Duration
+	anyFilesystem       bool
+}
+
+func newServe(a *app) *cobra.Command {
+	var flags serveFlags
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the proxy",
+		Long: `Run the proxy until SIGTERM or SIGINT.
+
+SIGHUP, or a change of the configuration file, loads it again; a file with a
+mistake leaves the last good configuration in force, and the log says why. SIGTERM
+and SIGINT refuse new requests, wait for the running ones (--drain) and end; a
+second one ends at once.
+
+Proxy and trust variables of the environment (HTTPS_PROXY, SSL_CERT_FILE, …) are
+ignored: where requests go, and whom they trust, is in the configuration only.
+
+Exit codes: 3 configuration or environment refused, do not restart; 6 journal
+damaged, do not restart; 8 the journal stopped after a write whose result is not
+known, restart.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.serve(cmd.Context(), &flags) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&flags.proxy, "proxy", "", "`address` of the proxy (default listen.proxy, else "+defaultProxyListen+"; port 0: any free one)")
+	f.StringVar(&flags.ssh, "ssh", "", "`address` of the SSH endpoint, which is not part of this version: accepted and ignored")
+	f.StringVar(&flags.metrics, "metrics", "", "`address` of /metrics, /livez and /readyz (default listen.metrics, else "+defaultMetricsListen+"; off: none)")
+	f.StringVar(&flags.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&flags.logFormat, "log-format", "text", "text or json; the log goes to standard error")
+	f.DurationVar(&flags.drain, "drain", 30*time.Second, "how long SIGTERM waits for running requests")
+	f.BoolVar(&flags.anyFilesystem, allowAnyFilesystem, false, "keep the journal on a file system that may forget what it acknowledged (tmpfs, overlayfs, NFS); for trying things out")
+	_ = cmd.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("log-format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (a *app) serve(ctx context.Context, flags *serveFlags) error {
+	level, err := parseLevel(flags.logLevel)
+	if err != nil {
+		return err
+	}
+	if flags.logFormat != "text" && flags.logFormat != "json" {
+		return fail(exitUsage, "--log-format %s: is one of text, json", flags.logFormat)
+	}
+	noCoreDumps()
+	protectMemory()
+	logger := newLogger(a.stderr, level, flags.logFormat)
+	redirectStandardLog(logger)
+
+	// Signals are taken before anything starts: none is lost, and none kills a start
+	// half way.
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	defer signal.Stop(signals)
+
+	data, err := a.dataDir()
+	if err != nil {
+		return err
+	}
+	s, err := startServer(ctx, a, serverOptions{data: data, proxy: flags.proxy, metrics: flags.metrics, logger: logger, anyFilesystem: flags.anyFilesystem})
+	if err != nil {
+		return err
+	}
+	if err := s.announce(a); err != nil {
+		return errors.Join(err, s.shutdown(ctx))
+	}
+	for {
+		select {
+		case sig := <-signals:
+			if sig == syscall.SIGHUP {
+				s.reload(a)
+				continue
+			}
+			logger.Info("draining", slog.String("signal", sig.String()), slog.Duration("limit", flags.drain))
+			return s.drain(ctx, flags.drain, signals)
+		case err := <-s.fatal:
+			logger.Error("stopping", slog.Any("error", err))
+			// Whoever waits gets an answer: that its outcome is not known.
+			if serr := s.drain(ctx, fatalDrainLimit, signals); serr != nil {
+				logger.Error("stopping", slog.Any("error", serr))
+			}
+			return err
+		case <-ctx.Done():
+			return s.drain(context.WithoutCancel(ctx), flags.drain, signals)
+		}
+	}
+}
+
+// fatalDrainLimit is how long callers get to read their answers when the process
+// cannot go on.
+const fatalDrainLimit = 5 * time.Second
+
+// drain shuts down; a further signal ends the waiting.
+func (s *server) drain(ctx context.Context, limit time.Duration, signals <-chan os.Signal) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		for {
+			select {
+			case sig := <-signals:
+				if sig != syscall.SIGHUP {
+					cancel()
+					return
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	if err := s.shutdown(ctx); err != nil {
+		return fail(exitFailure, "stopping: %w", err)
+	}
+	s.log.Info("stopped")
+	return nil
+}
+
+// announce says where the proxy listens: once for people, on standard output, and
+// once in the log.
+func (s *server) announce(a *app) error {
+	metricsAddr := s.metricsAddr
+	if metricsAddr == "" {
+		metricsAddr = listenNothing
+	}
+	s.log.Info("listening", slog.String("proxy", s.proxyAddr), slog.String("admin", s.adminPath), slog.String("metrics", metricsAddr), slog.String("data", s.data), slog.String("snapshot", s.pipeline.Binding().Snapshot.Digest()))
+	p := &errWriter{w: a.stdout}
+	p.printf("proxy    http://%s\n", s.proxyAddr)
+	if s.metricsAddr != "" {
+		p.printf("metrics  http://%s/metrics\n", s.metricsAddr)
+	}
+	p.printf("admin    unix:%s\n", s.adminPath)
+	return p.err
+}
+
+func firstOf(values ...string) string {
+	for _, v := range values {
+		if v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+// healthHandler serves metrics and health: /livez is about the process alone,
+// /readyz about configuration, journal and listeners, neither about a remote side.
+func (s *server) healthHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", s.metrics.Handler())
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { health(w, nil) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { health(w, s.ready()) })
+	return mux
+}
+
+func (s *server) ready() error {
+	if s.draining.Load() {
+		return errors.New("draining")
+	}
+	if err := s.journal.Admit(); err != nil {
+		return err
+	}
+	return nil
+}
+
+func health(w http.ResponseWriter, err error) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	if err != nil {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = fmt.Fprintln(w, err)
+		return
+	}
+	_, _ = fmt.Fprintln(w, "ok")
+}

@@ -1,0 +1,98 @@
+package dispatch
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"hash"
+	"mime"
+	"slices"
+	"strings"
+)
+
+func field(h hash.Hash, parts ...string) {
+	var n [8]byte
+	for _, p := range parts {
+		binary.BigEndian.PutUint64(n[:], uint64(len(p)))
+		h.Write(n[:])
+		h.Write([]byte(p))
+	}
+}
+
+func digestText(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }
+
+// fingerprint recognises a repeat of the same request (CONTRACT D1, O3): method,
+// normalised target, content type without parameters, body bytes. Other fields are
+// client noise (IK-07).
+func fingerprint(out *Outgoing, body *spool) string {
+	h := sha256.New()
+	media := out.Header.Get("Content-Type")
+	if m, _, err := mime.ParseMediaType(media); err == nil {
+		media = m
+	} else {
+		media, _, _ = strings.Cut(media, ";")
+	}
+	field(h, "waybill fingerprint 1", out.Method, out.Target.Scheme, out.Authority, out.RawPath, queryMark(out), out.RawQuery, media)
+	if body != nil {
+		h.Write(body.digest[:])
+	}
+	return digestText(h)
+}
+
+func queryMark(out *Outgoing) string {
+	if out.HasQuery {
+		return "?"
+	}
+	return ""
+}
+
+// sealOf digests everything that will be sent but the secret (CONTRACT D2, D5):
+// all forwarded fields except those that are injected.
+func sealOf(out *Outgoing, body *spool, injected []string, snapshot string) [sha256.Size]byte {
+	h := sha256.New()
+	field(h, "waybill seal 1", snapshot, out.Method, out.Target.Scheme, out.Target.Host, out.Authority, out.RawPath, queryMark(out), out.RawQuery)
+	names := make([]string, 0, len(out.Header))
+	for name := range out.Header {
+		if !slices.Contains(injected, name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		field(h, name)
+		field(h, out.Header[name]...)
+	}
+	if body != nil {
+		h.Write(body.digest[:])
+	}
+	return [sha256.Size]byte(h.Sum(nil))
+}
+
+// shownTarget is the target as it may be recorded: names of query parameters stay,
+// their values do not (CONTRACT C2, LK-03).
+func shownTarget(out *Outgoing) string {
+	var b strings.Builder
+	b.WriteString(out.Target.Scheme)
+	b.WriteString("://")
+	b.WriteString(out.Authority)
+	b.WriteString(out.RawPath)
+	if !out.HasQuery {
+		return b.String()
+	}
+	b.WriteByte('?')
+	first := true
+	for pair := range strings.SplitSeq(out.RawQuery, "&") {
+		name, _, has := strings.Cut(pair, "=")
+		if !has || name == "" || len(name) > 64 {
+			// A bare word may itself be a token.
+			continue
+		}
+		if !first {
+			b.WriteByte('&')
+		}
+		first = false
+		b.WriteString(name)
+		b.WriteString("=…")
+	}
+	return b.String()
+}

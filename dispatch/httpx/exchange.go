@@ -1,0 +1,305 @@
+package httpx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"waybill/dispatch"
+	"waybill/outcome"
+)
+
+// conn is one connection with its tap. It is held by one attempt at a time, also
+// on HTTP/2, so that what the tap sees belongs to that attempt.
+type conn struct {
+	t      *Transport
+	key    poolKey
+	id     string
+	cc     *http.ClientConn
+	tap    *tap
+	stage  outcome.Stage
+	peer   *outcome.Peer
+	reused bool
+	since  time.Time // of its rest; under Transport.mu
+
+	fresh    atomic.Bool // an Exchange was made
+	reusable atomic.Bool // the last Exchange ended completely
+	pooled   atomic.Bool // given back; proven may put it into the pool
+	shut     sync.Once
+}
+
+func (c *conn) Info() dispatch.Dispatch {
+	return dispatch.Dispatch{Connection: c.id, Reused: c.reused, Stage: c.stage, Peer: c.peer}
+}
+
+func (c *conn) close() { c.shut.Do(func() { _ = c.cc.Close() }) }
+
+// proven is called by the tap when the read loop waits with nothing buffered.
+func (c *conn) proven() {
+	if c.pooled.CompareAndSwap(true, false) {
+		c.t.give(c)
+	}
+}
+
+// Release gives the connection back (dispatch.Conn).
+func (c *conn) Release() {
+	used := c.fresh.Swap(false)
+	if used && !c.reusable.Swap(false) || c.cc.Err() != nil {
+		c.close()
+		return
+	}
+	c.pooled.Store(true)
+	if c.tap.rest() {
+		c.proven()
+	}
+}
+
+// Why an exchange was stopped from this side.
+var (
+	errIdle    = errors.New("httpx: the origin was silent for too long")
+	errInterim = errors.New("httpx: too many interim answers")
+)
+
+// maxInterim bounds the 1xx answers of one exchange (FR-06).
+const maxInterim = 64
+
+var bodyBuffers = sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
+
+// Exchange crosses the dispatch boundary (dispatch.Conn).
+func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispatch.Sink) (end dispatch.Ending) {
+	c.fresh.Store(true)
+	c.tap.mark()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stopIdle := c.watchSilence(out.Idle, cancel)
+	defer stopIdle()
+
+	var headers, whole atomic.Bool
+	interim := 0
+	trace := &httptrace.ClientTrace{
+		WroteHeaders: func() { headers.Store(true) },
+		WroteRequest: func(i httptrace.WroteRequestInfo) { whole.Store(i.Err == nil) },
+		Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+			if interim++; interim > maxInterim {
+				return errInterim
+			}
+			c.tap.interim()
+			sink.Informational(code, http.Header(h))
+			return nil
+		},
+	}
+	defer func() {
+		v := c.tap.view()
+		end.Sent = dispatch.Sent{Headers: headers.Load() && v.wrote > 0, Complete: whole.Load() && v.writeErr == nil}
+		c.reusable.Store(end.Complete && v.writeErr == nil)
+	}()
+
+	req, err := request(httptrace.WithClientTrace(ctx, trace), out)
+	if err != nil {
+		return dispatch.Ending{Code: outcome.CodeRemoteOutcomeUnknown, Err: err}
+	}
+	resp, err := c.cc.RoundTrip(req)
+	if err != nil {
+		return c.noResponse(ctx, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode < 200 {
+		// 0xx is no HTTP status (RFC 9110 §15); a 101 was not asked for.
+		return dispatch.Ending{Code: outcome.CodeRemoteProtocolError, StatusLine: c.statusLine(), Err: fmt.Errorf("status %d", resp.StatusCode)}
+	}
+	return c.readBody(ctx, out, resp, sink)
+}
+
+func request(ctx context.Context, out *dispatch.Outgoing) (*http.Request, error) {
+	path := out.RawPath
+	if path == "" {
+		path = "/"
+	}
+	req := (&http.Request{
+		Method: out.Method,
+		// Opaque is written as it is: the path sent is the path matched.
+		URL:           &url.URL{Scheme: out.Target.Scheme, Host: out.Authority, Opaque: path, RawQuery: out.RawQuery, ForceQuery: out.HasQuery},
+		Proto:         "HTTP/1.1",
+		ProtoMajor:    1,
+		ProtoMinor:    1,
+		Header:        out.Header,
+		Host:          out.Authority,
+		ContentLength: out.Length,
+	}).WithContext(ctx)
+	if out.Body != nil {
+		body, err := out.Body()
+		if err != nil {
+			return nil, err
+		}
+		req.Body = io.NopCloser(body)
+		if out.Length == 0 {
+			req.Body = http.NoBody
+		}
+	}
+	return req, nil
+}
+
+// watchSilence cancels with errIdle when no byte passes for d; 0: never.
+func (c *conn) watchSilence(d time.Duration, cancel context.CancelCauseFunc) (stop func()) {
+	if d <= 0 {
+		return func() {}
+	}
+	var (
+		mu    sync.Mutex
+		timer *time.Timer
+		done  bool
+	)
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(d, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if done {
+			return
+		}
+		if rest := d - c.tap.silence(time.Now()); rest > 0 {
+			timer.Reset(rest)
+			return
+		}
+		cancel(errIdle)
+	})
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		done = true
+		timer.Stop()
+	}
+}
+
+// late reports whether the exchange was stopped by a time limit.
+func late(ctx context.Context) bool {
+	cause := context.Cause(ctx)
+	return errors.Is(cause, errIdle) || errors.Is(cause, context.DeadlineExceeded)
+}
+
+// noResponse classifies an exchange without a final header section. Only what the
+// tap saw counts; the text of an error never does.
+func (c *conn) noResponse(ctx context.Context, err error) dispatch.Ending {
+	v := c.tap.view()
+	end := dispatch.Ending{Code: outcome.CodeRemoteOutcomeUnknown, Err: err}
+	alert, alerted := remoteAlert(v.readErr)
+	switch {
+	case c.tap.h2 && v.refused && !v.headers:
+		end.Code, end.Proof = outcome.CodeRemoteRefused, "RST_STREAM REFUSED_STREAM"
+	case c.tap.h2 && v.goaway && !v.headers:
+		end.Code, end.Proof = outcome.CodeRemoteRefused, fmt.Sprintf("GOAWAY last_stream_id=%d", v.lastStream)
+	case alerted && alert == alertCertificateRequired && v.read == 0:
+		end.Code, end.Proof = outcome.CodeClientCertificateRequired, "TLS alert certificate_required"
+	case late(ctx):
+		end.Code = outcome.CodeRemoteTimeout
+	case errors.Is(err, errInterim):
+		end.Code = outcome.CodeRemoteProtocolError
+	case c.tap.h2:
+		// A reset or a lost connection before the header section (G2).
+	case v.headDone || v.readErr == nil && v.writeErr == nil && v.read > 0:
+		// A whole head that does not parse, one that is too long, or no HTTP at all.
+		end.Code, end.StatusLine = outcome.CodeRemoteProtocolError, c.statusLine()
+	}
+	return end
+}
+
+// statusLine returns the first line of the current head, printable and capped.
+func (c *conn) statusLine() string {
+	line, _, _ := strings.Cut(string(c.tap.view().head), "\n")
+	line = strings.TrimSuffix(line, "\r")
+	const limit = 64
+	if len(line) > limit {
+		line = line[:limit]
+	}
+	return strings.Map(func(r rune) rune {
+		if r < 0x20 || r > 0x7e {
+			return '.'
+		}
+		return r
+	}, line)
+}
+
+// readBody reads the answer to its end and says whether the end was proven (G1).
+func (c *conn) readBody(ctx context.Context, out *dispatch.Outgoing, resp *http.Response, sink dispatch.Sink) dispatch.Ending {
+	end := dispatch.Ending{Status: resp.StatusCode, Header: resp.Header}
+	bodyless := out.Method == http.MethodHead || resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified
+	if resp.ContentLength >= 0 && !bodyless {
+		n := resp.ContentLength
+		end.Expected = &n
+	}
+	if err := sink.Head(resp.StatusCode, resp.Header, resp.ContentLength); err != nil {
+		end.Code, end.SinkErr = outcome.CodeResultStoreFailed, err
+		return end
+	}
+	if end.Expected != nil && *end.Expected > out.MaxBody {
+		end.Code = outcome.CodeResultLimit
+		return end
+	}
+	buf := bodyBuffers.Get().(*[]byte) //nolint:forcetypeassert // the pool holds nothing else
+	defer bodyBuffers.Put(buf)
+	for {
+		n, err := resp.Body.Read(*buf)
+		if n > 0 {
+			end.Bytes += int64(n)
+			if end.Bytes > out.MaxBody {
+				end.Code = outcome.CodeResultLimit
+				return end
+			}
+			if serr := sink.Body((*buf)[:n]); serr != nil {
+				end.Code, end.SinkErr = outcome.CodeResultStoreFailed, serr
+				return end
+			}
+		}
+		if err == nil {
+			continue
+		}
+		if !errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			end.Code, end.Err = outcome.CodeRemoteResultIncomplete, err
+			if late(ctx) {
+				end.Code = outcome.CodeRemoteTimeout
+			}
+			return end
+		}
+		break
+	}
+	end.Framing, end.Complete = c.framing(resp, bodyless, out.CloseDelimited)
+	if !end.Complete {
+		end.Code = outcome.CodeRemoteResultIncomplete
+		return end
+	}
+	end.Trailer = resp.Trailer
+	return end
+}
+
+// framing names how the body ended and whether that proves completeness
+// (RFC 9112 §6.3, RFC 9113 §8.1, CONTRACT G1, G2).
+func (c *conn) framing(resp *http.Response, bodyless, acceptFIN bool) (string, bool) {
+	switch {
+	case c.tap.h2:
+		return "end_stream", true
+	case bodyless:
+		return "no_body", true
+	case len(resp.TransferEncoding) > 0 && resp.TransferEncoding[0] == "chunked":
+		return "chunked", true
+	case resp.ContentLength >= 0:
+		return "content_length", true
+	}
+	v := c.tap.view()
+	switch {
+	case v.closeNotify:
+		return "close_notify", true
+	case v.cleanFIN && acceptFIN:
+		return "tcp_close", true
+	default:
+		return "close_without_proof", false
+	}
+}

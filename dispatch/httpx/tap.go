@@ -1,0 +1,311 @@
+package httpx
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// rawConn is the TCP side under TLS. It remembers whether the peer ended the TCP
+// stream: crypto/tls reports io.EOF for a bare FIN at a record border as well as
+// for close_notify, and only the latter proves completeness (CONTRACT G2).
+type rawConn struct {
+	net.Conn
+	sawEOF atomic.Bool
+}
+
+func (c *rawConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if errors.Is(err, io.EOF) {
+		c.sawEOF.Store(true)
+	}
+	return n, err
+}
+
+// errUnsolicited ends a connection whose peer sent bytes while nothing was asked:
+// they would be taken for the answer to the next request.
+var errUnsolicited = errors.New("httpx: bytes from the origin before any request byte was written")
+
+// HTTP/2 frame types, flags and error codes that the tap reads (RFC 9113 §6, §7).
+const (
+	frameHeaders   = 0x1
+	frameRSTStream = 0x3
+	frameGoAway    = 0x7
+
+	errRefusedStream = 0x7
+
+	frameHeaderBytes = 9
+)
+
+// tap sits on the plaintext side of a connection. It counts the bytes of the
+// current exchange, remembers how each direction ended, and on HTTP/2 reads frame
+// headers. It proves; it never changes bytes.
+type tap struct {
+	net.Conn
+	raw *rawConn // nil without TLS
+	h2  bool
+
+	// idle is called when HTTP/1's read loop waits for the wire with nothing
+	// buffered: only then is the connection proven to be between messages.
+	idle func()
+
+	mu       sync.Mutex
+	wrote    int64 // since mark
+	read     int64 // since mark
+	readErr  error
+	writeErr error
+	waiting  bool      // between exchanges: no byte is expected from the peer
+	inRead   bool      // a Read of the wire is going on
+	lastSign time.Time // of life, in either direction
+	headDone bool      // HTTP/1: an empty line ended the current head
+	head     []byte    // first bytes of the current head, capped
+	tail     [4]byte
+
+	in, out frameParser
+	stream  uint32 // our stream of the current exchange
+	refused bool   // RST_STREAM(REFUSED_STREAM) on it
+	goaway  bool   // GOAWAY whose last stream id is below it
+	maxSeen uint32 // last-stream-id of the lowest GOAWAY
+	anyAway bool
+	headers bool // HEADERS frames arrived on our stream
+}
+
+const maxHeadSample = 512
+
+// mark starts an exchange: counters from zero, bytes from the peer are expected.
+func (t *tap) mark() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.wrote, t.read, t.waiting = 0, 0, false
+	t.headDone, t.head, t.tail = false, t.head[:0], [4]byte{}
+	t.stream, t.refused, t.goaway, t.headers = 0, false, false, false
+	t.lastSign = time.Now()
+}
+
+// interim starts the head after a 1xx answer.
+func (t *tap) interim() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.headDone, t.head, t.tail = false, t.head[:0], [4]byte{}
+}
+
+// rest ends an exchange and reports whether the connection is proven to be
+// between messages already. On HTTP/1 that is so once its read loop waits for the
+// wire, since it does so only with nothing left in its buffer; until then idle
+// will be called. Any byte from here on is unsolicited.
+func (t *tap) rest() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.h2 {
+		return true
+	}
+	t.waiting = true
+	return t.inRead
+}
+
+func (t *tap) Read(p []byte) (int, error) {
+	t.mu.Lock()
+	waiting := t.waiting
+	t.inRead = true
+	t.mu.Unlock()
+	if waiting && t.idle != nil {
+		t.idle()
+	}
+	n, err := t.Conn.Read(p)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.inRead = false
+	if n > 0 {
+		t.lastSign = time.Now()
+		if !t.h2 && (t.waiting || t.wrote == 0) {
+			t.readErr = errUnsolicited
+			return 0, errUnsolicited
+		}
+		t.read += int64(n)
+		if t.h2 {
+			t.in.feed(p[:n], t.frameIn)
+		} else {
+			t.watchHead(p[:n])
+		}
+	}
+	if err != nil && t.readErr == nil {
+		t.readErr = err
+	}
+	return n, err
+}
+
+// watchHead looks for the empty line that ends a header section (RFC 9112 §2.1).
+func (t *tap) watchHead(p []byte) {
+	if t.headDone {
+		return
+	}
+	if room := maxHeadSample - len(t.head); room > 0 {
+		t.head = append(t.head, p[:min(room, len(p))]...)
+	}
+	for _, b := range p {
+		t.tail = [4]byte{t.tail[1], t.tail[2], t.tail[3], b}
+		if b == '\n' && (t.tail[2] == '\n' || t.tail[1] == '\n' && t.tail[2] == '\r') {
+			t.headDone = true
+			return
+		}
+	}
+}
+
+func (t *tap) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	// Counted before the call: an ambiguous write counts as handed over (E4).
+	t.wrote += int64(len(p))
+	t.waiting = false
+	if t.h2 {
+		t.out.feed(p, t.frameOut)
+	}
+	broken := t.writeErr
+	t.mu.Unlock()
+	if broken != nil && !t.h2 {
+		return len(p), nil
+	}
+	n, err := t.Conn.Write(p)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err == nil {
+		t.lastSign = time.Now()
+		return n, nil
+	}
+	if t.writeErr == nil {
+		t.writeErr = err
+	}
+	if t.h2 || t.read == 0 && t.wrote == int64(len(p)) {
+		return n, err
+	}
+	// HTTP/1: an origin that answers early and stops reading breaks the upload, not
+	// its answer (RFC 9112 §9.5). net/http would throw the answer away on a write
+	// error, so the rest of the upload goes nowhere and the read side decides. The
+	// error stays on record: the request counts as incomplete (F3).
+	return len(p), nil
+}
+
+// silence returns how long no byte passed in either direction.
+func (t *tap) silence(now time.Time) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return now.Sub(t.lastSign)
+}
+
+// view is a consistent look at the tap.
+type view struct {
+	wrote, read       int64
+	readErr, writeErr error
+	headDone          bool
+	head              []byte
+	refused, goaway   bool
+	lastStream        uint32
+	headers           bool
+	closeNotify       bool // TLS: the peer ended its side with close_notify
+	cleanFIN          bool // no TLS: the peer ended its side
+}
+
+func (t *tap) view() view {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v := view{wrote: t.wrote, read: t.read, readErr: t.readErr, writeErr: t.writeErr, headDone: t.headDone, head: append([]byte(nil), t.head...),
+		refused: t.refused, goaway: t.goaway, lastStream: t.maxSeen, headers: t.headers}
+	if errors.Is(t.readErr, io.EOF) {
+		v.closeNotify = t.raw != nil && !t.raw.sawEOF.Load()
+		v.cleanFIN = t.raw == nil
+	}
+	return v
+}
+
+func (t *tap) frameOut(kind byte, stream uint32, _ []byte) {
+	if kind == frameHeaders && t.stream == 0 {
+		t.stream = stream
+		if t.anyAway && t.maxSeen < stream {
+			t.goaway = true
+		}
+	}
+}
+
+func (t *tap) frameIn(kind byte, stream uint32, payload []byte) {
+	switch kind {
+	case frameHeaders:
+		if stream == t.stream && stream != 0 {
+			t.headers = true
+		}
+	case frameRSTStream:
+		if stream == t.stream && stream != 0 && len(payload) >= 4 && binary.BigEndian.Uint32(payload) == errRefusedStream {
+			t.refused = true
+		}
+	case frameGoAway:
+		if len(payload) < 8 {
+			return
+		}
+		last := binary.BigEndian.Uint32(payload) & (1<<31 - 1)
+		if !t.anyAway || last < t.maxSeen {
+			t.anyAway, t.maxSeen = true, last
+		}
+		if t.stream != 0 && last < t.stream {
+			t.goaway = true
+		}
+	}
+}
+
+// preface is what an HTTP/2 client sends first (RFC 9113 §3.4).
+const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+// frameParser follows the frames of one direction of an HTTP/2 connection. It
+// keeps the first bytes of small payloads only; lengths are trusted, since the
+// real parser beside it fails on what is malformed.
+type frameParser struct {
+	skip int // bytes of a preface or payload still to pass
+	head [frameHeaderBytes]byte
+	n    int // bytes of head
+	kept []byte
+	want int // bytes of payload to keep
+}
+
+func (f *frameParser) feed(p []byte, emit func(kind byte, stream uint32, payload []byte)) {
+	for len(p) > 0 {
+		if f.n == frameHeaderBytes && len(f.kept) < f.want {
+			k := min(f.want-len(f.kept), len(p))
+			f.kept = append(f.kept, p[:k]...)
+			p = p[k:]
+			if len(f.kept) == f.want {
+				f.done(emit)
+			}
+			continue
+		}
+		if f.skip > 0 {
+			k := min(f.skip, len(p))
+			f.skip -= k
+			p = p[k:]
+			continue
+		}
+		k := copy(f.head[f.n:], p)
+		f.n += k
+		p = p[k:]
+		if f.n < frameHeaderBytes {
+			return
+		}
+		length := int(f.head[0])<<16 | int(f.head[1])<<8 | int(f.head[2])
+		f.want = 0
+		if f.head[3] == frameRSTStream || f.head[3] == frameGoAway {
+			f.want = min(length, 8)
+		}
+		f.skip = length - f.want
+		f.kept = f.kept[:0]
+		if f.want == 0 {
+			f.done(emit)
+		}
+	}
+}
+
+func (f *frameParser) done(emit func(byte, uint32, []byte)) {
+	emit(f.head[3], binary.BigEndian.Uint32(f.head[5:9])&(1<<31-1), f.kept)
+	f.n = 0
+	f.want = 0
+	f.kept = f.kept[:0]
+}

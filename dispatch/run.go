@@ -1,0 +1,402 @@
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"hash"
+	"io"
+	"net/http"
+	"strings"
+
+	"waybill/internal/killpoint"
+	"waybill/metrics"
+	"waybill/outcome"
+)
+
+// maxMemory bounds what one answer holds in memory before it goes to the journal
+// in chunks, so that the final step of any answer fits into one transaction.
+const maxMemory = 3 * MaxChunkBytes
+
+func bodyOf(s *spool) func() (io.Reader, error) {
+	return func() (io.Reader, error) { return s.reader(), nil }
+}
+
+// run carries the attempt from the boundary to its resolution. It belongs to no
+// caller: it ends under the route's own limit (CONTRACT F5).
+func (a *action) run(conn Conn) {
+	defer a.close()
+	ctx, cancel := context.WithTimeout(context.Background(), a.route.Limits.Timeout)
+	defer cancel()
+	sink := &resultSink{a: a, hash: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory)}
+	end := conn.Exchange(ctx, a.out, sink)
+	conn.Release()
+	a.stage(metrics.StageRemote)
+	killpoint.At("dispatch-exchanged")
+	if end.Err != nil {
+		// The text of a library error may quote the peer: kind only (L2).
+		a.p.cfg.Logger.Debug("exchange ended early", "action", a.id.String(), "code", end.Code.String(), "status", end.Status, "bytes", end.Bytes)
+	}
+	reply := a.resolve(&end, sink)
+	a.stage(metrics.StageCommit)
+	killpoint.At("dispatch-committed")
+
+	a.mu.Lock()
+	a.reply = reply
+	left, cause := a.left, a.cause
+	a.mu.Unlock()
+	close(a.finish)
+	if left {
+		a.p.cfg.Logger.Debug("nobody waits for the answer", "action", a.id.String(), "cause", cause)
+		_ = reply.Body.Close()
+		reply.HandedOver(errors.New("caller left"))
+	}
+}
+
+// resolve turns an ending into durable records and then into the answer
+// (CONTRACT H1: finish, append, store, deliver).
+func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
+	a.evidence(end)
+	var facts outcome.Facts
+	switch {
+	case end.SinkErr != nil:
+		return a.storeFailed(end, end.SinkErr)
+	case !end.Complete:
+		facts = endingFacts(end, a.advice)
+		a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: a.ended(facts, end, outcome.TransportObserved)})
+		return a.commitUnresolved(facts)
+	}
+	_, timed := retryAfter(end.Header, a.now())
+	facts = statusFacts(end.Status, &a.route.Contract, a.repeatable, timed, a.advice)
+	result, err := sink.finish(end)
+	if err != nil {
+		return a.storeFailed(end, err)
+	}
+	result.ExpiresAt = a.now().Add(a.route.Limits.Retention)
+	a.add(Event{Type: ResultCommitted, Attempt: a.tries, Ended: a.ended(facts, end, outcome.RemoteResponse), Result: result})
+	a.noteLeaving()
+	receipt, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: a.events, Chunks: sink.pending(), Relaxed: a.accepted.Relaxed})
+	if err != nil {
+		return a.storeFailed(end, err)
+	}
+	rec := a.current(receipt, facts)
+	a.p.cfg.Metrics.Action(a.route.Name, rec.Facts)
+	reply := a.relay(rec, result, sink)
+	a.log(rec, reply.Status)
+	return reply
+}
+
+// evidence adds the markers of the exchange as far as it came (F3).
+func (a *action) evidence(end *Ending) {
+	sent := end.Sent
+	a.add(Event{Type: RequestSent, Attempt: a.tries, Sent: &sent})
+	if end.Status == 0 {
+		return
+	}
+	r := a.response(end)
+	a.add(Event{Type: ResponseStarted, Attempt: a.tries, Response: r})
+	if end.Complete {
+		whole := *r
+		a.add(Event{Type: ResponseComplete, Attempt: a.tries, Response: &whole})
+	}
+}
+
+func (a *action) response(end *Ending) *Response {
+	r := &Response{Status: end.Status, Bytes: end.Bytes, ExpectedBytes: end.Expected, Framing: end.Framing}
+	if ps := strings.Join(end.Header["Proxy-Status"], ", "); ps != "" && !a.tells(ps) {
+		// An intermediary's word about its own attempt (G10).
+		r.ProxyStatus = capped(ps, 512)
+		r.Hop = "intermediary"
+	} else if end.Status == http.StatusBadGateway || end.Status == http.StatusGatewayTimeout {
+		r.Hop = "intermediary"
+	}
+	return r
+}
+
+func (a *action) ended(f outcome.Facts, end *Ending, src outcome.Source) *Ended {
+	e := &Ended{Facts: f, Source: src, Proof: end.Proof}
+	if end.StatusLine != "" && !a.tells(end.StatusLine) {
+		e.StatusLine = end.StatusLine
+	}
+	return e
+}
+
+// tells reports whether text of the origin holds a secret of this action (C2).
+func (a *action) tells(text string) bool {
+	for _, s := range a.secrets {
+		if s != "" && (strings.Contains(text, s) || len(text) >= 8 && strings.Contains(s, text)) {
+			return true
+		}
+	}
+	return false
+}
+
+func capped(s string, n int) string {
+	if len(s) > n {
+		return s[:n]
+	}
+	return s
+}
+
+// noteLeaving records that the caller left after dispatch (CONTRACT F5).
+func (a *action) noteLeaving() {
+	a.mu.Lock()
+	left, cause := a.left, a.cause
+	a.mu.Unlock()
+	if left {
+		a.add(Event{Type: CallerGone, Ended: &Ended{Reason: cause}})
+	}
+}
+
+// current is the projection after the last append; a relaxed append does not wait
+// for it, so its facts are the ones that were handed over.
+func (a *action) current(r Receipt, f outcome.Facts) Record {
+	if r.Record.Events > 0 {
+		return r.Record
+	}
+	rec := Record{ID: a.id, Caller: a.s.Caller.ID, RequestID: a.accepted.RequestID, Method: a.s.Method, Target: a.accepted.Target, Relaxed: true,
+		Facts: f, Ended: true, AcceptedAt: a.start, EndedAt: a.now(),
+		Bound: &Bound{Route: a.route.Name, Snapshot: a.binding.Snapshot.Digest(), Fingerprint: a.print, Repeatable: a.repeatable}}
+	return rec
+}
+
+// commitUnresolved makes an ending without a stored result durable and answers it.
+func (a *action) commitUnresolved(f outcome.Facts) *Reply {
+	a.noteLeaving()
+	receipt, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: a.events, Relaxed: a.accepted.Relaxed})
+	var rec Record
+	if err != nil {
+		// DISPATCH_STARTED is on record: after a restart the action is unknown, and
+		// so it is here. The refusals of G8 are forgotten with their record.
+		a.p.cfg.Logger.Error("ending cannot be recorded", "action", a.id.String(), "err", err)
+		rec = a.fallback(unresolvedFacts(a.advice))
+	} else {
+		rec = a.current(receipt, f)
+	}
+	a.p.cfg.Metrics.Action(a.route.Name, rec.Facts)
+	reply := a.answer(rec, rec.Facts, "")
+	a.log(rec, reply.Status)
+	return reply
+}
+
+// fallback is what the records prove when the last append failed.
+func (a *action) fallback(f outcome.Facts) Record {
+	rec, err := a.p.cfg.Journal.Action(context.Background(), a.id)
+	if err != nil || rec.Events == 0 {
+		rec = a.current(Receipt{}, f)
+	}
+	rec.Facts = f
+	return rec
+}
+
+// storeFailed answers for a result that could not be made durable (CONTRACT H8):
+// it is not delivered, and the records support no more than unknown.
+func (a *action) storeFailed(end *Ending, cause error) *Reply {
+	a.p.cfg.Metrics.StoreFailed()
+	a.p.cfg.Logger.Error("result cannot be stored", "action", a.id.String(), "status", end.Status, "bytes", end.Bytes, "err", cause)
+	f := outcome.Facts{Phase: outcome.ResultDelivery, Outcome: outcome.Unknown, Retry: outcome.Reconcile, Code: outcome.CodeResultStoreFailed}
+	kept := a.events[:0:0]
+	for _, ev := range a.events {
+		if ev.Type != ResultCommitted {
+			kept = append(kept, ev)
+		}
+	}
+	a.events = kept
+	a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: a.ended(f, end, outcome.TransportObserved)})
+	return a.commitStoreFailed(f)
+}
+
+func (a *action) commitStoreFailed(f outcome.Facts) *Reply {
+	a.noteLeaving()
+	rec := a.fallback(f)
+	if r, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: a.events, Relaxed: a.accepted.Relaxed}); err == nil {
+		rec = a.current(r, f)
+	}
+	a.p.cfg.Metrics.Action(a.route.Name, f)
+	reply := a.answer(rec, f, "")
+	a.log(rec, reply.Status)
+	return reply
+}
+
+// relay is the origin's complete answer (CONTRACT G12).
+func (a *action) relay(rec Record, result *Result, sink *resultSink) *Reply {
+	h := http.Header(result.Header).Clone()
+	f := rec.Facts
+	shape := a.shape(&rec, f)
+	shape.ReceivedStatus = result.Status
+	outcome.Annotate(h, a.id.String(), f, shape, !a.repeatable)
+	r := &Reply{ID: a.id, Record: rec, Status: result.Status, Header: h, Trailer: http.Header(result.Trailer).Clone(), ContentLength: result.Bytes}
+	switch {
+	case a.s.Method == http.MethodHead:
+		// Content-Length describes what GET would have had; it is relayed as a field.
+		r.ContentLength, r.Body = -1, bytesBody(nil)
+	case sink.stored == 0:
+		r.Body = bytesBody(sink.buf.Bytes())
+	default:
+		r.Body = &storedBody{open: func() (io.ReadCloser, error) {
+			_, body, err := a.p.cfg.Journal.OpenResult(context.Background(), a.id)
+			return body, err
+		}}
+	}
+	r.HandedOver = a.handedOver(true)
+	return r
+}
+
+// handedOver records that a result could not be handed to the caller (CONTRACT H2).
+// Success is not recorded: only an acknowledgement confirms delivery (H6).
+func (a *action) handedOver(hasResult bool) func(error) {
+	return func(err error) {
+		killpoint.At("dispatch-delivered")
+		if err == nil || !hasResult {
+			return
+		}
+		ev := Event{Type: DeliveryFailed, At: a.now()}
+		if _, aerr := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: []Event{ev}, Relaxed: true}); aerr != nil {
+			a.p.cfg.Logger.Warn("failed delivery cannot be recorded", "action", a.id.String(), "err", aerr)
+		}
+	}
+}
+
+// resultSink takes the answer in: in memory up to a limit, then chunk by chunk into
+// the journal, so that memory stays bounded (CONTRACT H1, H4).
+type resultSink struct {
+	a      *action
+	hash   hash.Hash
+	memory int64
+	status int
+	header http.Header
+
+	buf    bytes.Buffer
+	stored int // chunks in the journal
+	total  int64
+}
+
+func (s *resultSink) Informational(status int, h http.Header) {
+	if s.a.s.Informational != nil && status != http.StatusContinue && status != http.StatusSwitchingProtocols {
+		// 100 was answered when the body was spooled. The lock keeps the caller's side
+		// in place while it is written to.
+		s.a.mu.Lock()
+		defer s.a.mu.Unlock()
+		if !s.a.left {
+			s.a.s.Informational(status, relayedHeader(h))
+		}
+	}
+}
+
+func (s *resultSink) Head(status int, h http.Header, length int64) error {
+	s.status, s.header = status, relayedHeader(h)
+	if length > 0 && length <= s.memory {
+		s.buf.Grow(int(length))
+	}
+	return nil
+}
+
+func (s *resultSink) Body(p []byte) error {
+	s.hash.Write(p)
+	s.buf.Write(p)
+	s.total += int64(len(p))
+	if int64(s.buf.Len()) <= s.memory {
+		return nil
+	}
+	for s.buf.Len() > MaxChunkBytes {
+		if err := s.store(s.buf.Next(MaxChunkBytes)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// store appends one chunk. The first one carries the markers so far, so that a
+// crash leaves a record of the answer's head (JR-07).
+func (s *resultSink) store(data []byte) error {
+	a := s.a
+	b := Batch{Action: a.id, Chunks: []Chunk{{Attempt: a.tries, Index: s.stored, Data: data}}, Relaxed: a.accepted.Relaxed}
+	if s.stored == 0 {
+		b.Events = []Event{{Type: ResponseStarted, Attempt: a.tries, At: a.now(), Response: &Response{Status: s.status}}}
+	}
+	if _, err := a.p.cfg.Journal.Append(context.Background(), b); err != nil {
+		return err
+	}
+	s.stored++
+	return nil
+}
+
+// pending returns the chunks that the final append carries.
+func (s *resultSink) pending() []Chunk {
+	rest := s.buf.Bytes()
+	var out []Chunk
+	for i := s.stored; len(rest) > 0; i++ {
+		n := min(len(rest), MaxChunkBytes)
+		out = append(out, Chunk{Attempt: s.a.tries, Index: i, Data: rest[:n]})
+		rest = rest[n:]
+	}
+	if len(out) > 0 {
+		out[len(out)-1].Last = true
+	}
+	return out
+}
+
+func (s *resultSink) finish(end *Ending) (*Result, error) {
+	r := &Result{Status: end.Status, Header: s.header, Trailer: relayedTrailer(end.Trailer), Bytes: s.total,
+		Chunks: s.stored + len(s.pending()), Digest: digestText(s.hash)}
+	for i := range s.a.events {
+		if s.a.events[i].Type == ResponseComplete {
+			s.a.events[i].Response.Digest = r.Digest
+		}
+	}
+	return r, nil
+}
+
+func relayedTrailer(h http.Header) map[string][]string {
+	if len(h) == 0 {
+		return nil
+	}
+	return relayedHeader(h)
+}
+
+// bytesBody is a whole answer in memory.
+func bytesBody(b []byte) io.ReadCloser { return &memoryBody{Reader: bytes.NewReader(b)} }
+
+type memoryBody struct{ *bytes.Reader }
+
+func (*memoryBody) Close() error { return nil }
+
+// storedBody reads a whole answer from the journal when it is first read.
+type storedBody struct {
+	open func() (io.ReadCloser, error)
+	body io.ReadCloser
+	err  error
+}
+
+func (b *storedBody) start() error {
+	if b.body == nil && b.err == nil {
+		b.body, b.err = b.open()
+	}
+	return b.err
+}
+
+func (b *storedBody) Read(p []byte) (int, error) {
+	if err := b.start(); err != nil {
+		return 0, err
+	}
+	return b.body.Read(p)
+}
+
+// WriteTo copies with one buffer of a chunk's size.
+func (b *storedBody) WriteTo(w io.Writer) (int64, error) {
+	if err := b.start(); err != nil {
+		return 0, err
+	}
+	if wt, ok := b.body.(io.WriterTo); ok {
+		return wt.WriteTo(w)
+	}
+	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{b.body}, make([]byte, 64<<10))
+}
+
+func (b *storedBody) Close() error {
+	if b.body != nil {
+		return b.body.Close()
+	}
+	return nil
+}

@@ -1,0 +1,194 @@
+package inject
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"waybill/internal/control"
+	"waybill/outcome"
+)
+
+// Credential is one configured secret. ID and Label are recorded and shown.
+type Credential struct {
+	// ID is 1 to 128 printable ASCII characters without space, comma and '@'.
+	ID string
+	// Label is the operator's name of the version, such as "2026-11": at most 128
+	// printable ASCII characters without comma. "": the source names the version.
+	Label  string
+	Source Source
+}
+
+// Resolved is a credential with its secret, for one action. ID and Version are for
+// the record (CONTRACT C2, D1); Version is never derived from the secret.
+type Resolved struct {
+	ID      string
+	Version string
+	Secret  Secret
+}
+
+// Store resolves credentials by id. It is immutable and safe for concurrent use; a
+// nil Store holds none.
+type Store struct {
+	byID map[string]Credential
+	ids  []string
+}
+
+// ErrBadCredential is wrapped by the errors of NewStore.
+var ErrBadCredential = errors.New("inject: unusable credential definition")
+
+// NewStore checks the definitions – ids are unique and well-formed, every one has
+// a source – and fetches nothing. All that is wrong is in the error, by index.
+func NewStore(creds []Credential) (*Store, error) {
+	s := &Store{byID: make(map[string]Credential, len(creds))}
+	var errs []error
+	bad := func(i int, what string) { errs = append(errs, fmt.Errorf("%w: credentials[%d]: %s", ErrBadCredential, i, what)) }
+	for i, c := range creds {
+		switch {
+		case !printable(c.ID, false) || c.ID == "":
+			bad(i, "the id must be 1 to 128 printable ASCII characters without space, comma and '@'")
+			continue
+		case !printable(c.Label, true):
+			bad(i, "the label must be at most 128 printable ASCII characters without comma")
+		case c.Source == nil:
+			bad(i, "it has no source")
+		}
+		if _, twice := s.byID[c.ID]; twice {
+			bad(i, "its id is taken")
+			continue
+		}
+		s.byID[c.ID] = c
+		s.ids = append(s.ids, c.ID)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	slices.Sort(s.ids)
+	return s, nil
+}
+
+// printable: the lists and pairs that records make of ids and labels stay readable.
+func printable(s string, label bool) bool {
+	if len(s) > 128 {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == ',' || !label && (c == ' ' || c == '@') {
+			return false
+		}
+	}
+	return true
+}
+
+// IDs returns the ids of all credentials, sorted.
+func (s *Store) IDs() []string {
+	if s == nil {
+		return nil
+	}
+	return slices.Clone(s.ids)
+}
+
+// EnvNames returns the environment variables that secrets are read from, sorted:
+// children of Waybill must not inherit them (CONTRACT C2).
+func (s *Store) EnvNames() []string {
+	var out []string
+	if s != nil {
+		for _, c := range s.byID {
+			if e, ok := c.Source.(envSource); ok {
+				out = append(out, e.name)
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// Check fetches every credential and returns what is wrong with those that cannot
+// be used now, by id. A start or a reload reports it and goes on: the file may come
+// later, and routes with other credentials work (CONTRACT C1).
+func (s *Store) Check(ctx context.Context) []*Error {
+	var out []*Error
+	for _, id := range s.IDs() {
+		r, err := s.Resolve(ctx, id)
+		r.Secret.Zero()
+		var e *Error
+		if errors.As(err, &e) {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// Resolve fetches the secret of a credential. The error is always an *Error. An id
+// that the store does not have is CREDENTIAL_MISSING and not repeated in it
+// (CONTRACT B3).
+func (s *Store) Resolve(ctx context.Context, id string) (Resolved, error) {
+	var c Credential
+	ok := false
+	if s != nil {
+		c, ok = s.byID[id]
+	}
+	if !ok {
+		e := &Error{Code: outcome.CodeCredentialMissing, Reason: ReasonUnknown}
+		if control.Off("B3-reference-not-echoed") {
+			e.ID = id
+		}
+		return Resolved{}, e
+	}
+	var secret Secret
+	var version string
+	var err error
+	if v, versioned := c.Source.(VersionedSource); versioned {
+		secret, version, err = v.FetchVersion(ctx)
+	} else {
+		secret, err = c.Source.Fetch(ctx)
+		version = c.Source.Kind() + ":unversioned"
+	}
+	if err == nil {
+		// Whatever the source, nothing leaves here that could not be sent.
+		b := secret.Expose()
+		if err = checkBytes(b); err == nil && holdsSecret(c.Label, b) {
+			err = invalid(ReasonLabel, 0)
+		}
+		clear(b)
+	}
+	if err != nil {
+		secret.Zero()
+		return Resolved{}, named(err, c)
+	}
+	if c.Label != "" {
+		version = c.Label
+	}
+	return Resolved{ID: c.ID, Version: version, Secret: secret}, nil
+}
+
+// holdsSecret finds the mistake of writing the secret where its label belongs. A
+// short secret may be part of a label by chance; only the same text counts then.
+func holdsSecret(label string, secret []byte) bool {
+	if len(secret) < 8 {
+		return label == string(secret)
+	}
+	return bytes.Contains([]byte(label), secret)
+}
+
+// named makes an *Error of a source's error and puts the credential into it. The
+// text of a foreign error is not kept: it may quote what it read.
+func named(err error, c Credential) *Error {
+	var e *Error
+	if errors.As(err, &e) {
+		out := *e
+		out.ID, out.Kind = c.ID, c.Source.Kind()
+		return &out
+	}
+	out := &Error{Code: outcome.CodeCredentialInvalid, Reason: ReasonSource, ID: c.ID, Kind: c.Source.Kind()}
+	var timeout interface{ Timeout() bool }
+	switch {
+	case errors.Is(err, context.Canceled):
+		out.Code, out.Reason, out.cause = outcome.CodeCredentialUnavailable, ReasonTimeout, context.Canceled
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		out.Code, out.Reason, out.cause = outcome.CodeCredentialUnavailable, ReasonTimeout, context.DeadlineExceeded
+	}
+	return out
+}

@@ -1,0 +1,5 @@
+//go:build testkit_tag
+
+package main
+
+const tagged = true

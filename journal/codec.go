@@ -1,0 +1,332 @@
+package journal
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"waybill/dispatch"
+	"waybill/outcome"
+)
+
+const (
+	// maxBatchEvents bounds the events of one batch.
+	maxBatchEvents = 256
+	plainVersion   = 1
+)
+
+var errDecode = errors.New("not decodable")
+
+// frame is one Append as it is stored: the events of one action, in order, with
+// consecutive sequence numbers from the key's on. A frame without an action holds
+// one BOOT event.
+type frame struct {
+	action dispatch.ActionID
+	boot   bootID
+	events []dispatch.Event
+}
+
+type bootID [16]byte
+
+// frameHead is the length of what precedes the JSON in a frame's plaintext:
+// version ‖ action ‖ boot ‖ count(2).
+const frameHead = 1 + 16 + 16 + 2
+
+// encodeFrame returns the plaintext of a frame; events is the JSON array.
+func encodeFrame(action dispatch.ActionID, boot bootID, count int, events []byte) []byte {
+	b := make([]byte, 0, frameHead+len(events))
+	b = append(b, plainVersion)
+	b = append(b, action[:]...)
+	b = append(b, boot[:]...)
+	b = binary.BigEndian.AppendUint16(b, uint16(count))
+	return append(b, events...)
+}
+
+func decodeFrame(b []byte) (f frame, err error) {
+	if len(b) < frameHead || b[0] != plainVersion {
+		return f, errDecode
+	}
+	copy(f.action[:], b[1:])
+	copy(f.boot[:], b[17:])
+	n := int(binary.BigEndian.Uint16(b[33:]))
+	if err := json.Unmarshal(b[frameHead:], &f.events); err != nil {
+		return f, errDecode // the error could quote what was recorded
+	}
+	if n == 0 || n != len(f.events) {
+		return f, errDecode
+	}
+	for i := range f.events {
+		if f.events[i].Type == dispatch.EventInvalid {
+			return f, errDecode
+		}
+	}
+	return f, nil
+}
+
+// frameCount reads how many events a frame holds without decoding them.
+func frameCount(b []byte) (int, dispatch.ActionID, error) {
+	var id dispatch.ActionID
+	if len(b) < frameHead || b[0] != plainVersion {
+		return 0, id, errDecode
+	}
+	copy(id[:], b[1:])
+	n := int(binary.BigEndian.Uint16(b[33:]))
+	if n == 0 {
+		return 0, id, errDecode
+	}
+	return n, id, nil
+}
+
+// projection is what is stored of one action: its record, and where its frames are.
+type projection struct {
+	rec    dispatch.Record
+	frames []uint64 // first sequence number of each frame, ascending
+}
+
+func encodeProjection(p *projection) ([]byte, error) {
+	j, err := json.Marshal(&p.rec)
+	if err != nil {
+		return nil, err
+	}
+	b := make([]byte, 0, 1+binary.MaxVarintLen64*(1+len(p.frames))+len(j))
+	b = append(b, plainVersion)
+	b = binary.AppendUvarint(b, uint64(len(p.frames)))
+	last := uint64(0)
+	for _, s := range p.frames {
+		b = binary.AppendUvarint(b, s-last)
+		last = s
+	}
+	return append(b, j...), nil
+}
+
+func decodeProjection(b []byte) (*projection, error) {
+	if len(b) < 1 || b[0] != plainVersion {
+		return nil, errDecode
+	}
+	b = b[1:]
+	n, w := binary.Uvarint(b)
+	if w <= 0 || n > uint64(len(b)) {
+		return nil, errDecode
+	}
+	b = b[w:]
+	p := &projection{frames: make([]uint64, 0, n)}
+	last := uint64(0)
+	for range n {
+		d, w := binary.Uvarint(b)
+		if w <= 0 || d == 0 || d > math.MaxUint64-last {
+			return nil, errDecode
+		}
+		last += d
+		p.frames = append(p.frames, last)
+		b = b[w:]
+	}
+	if json.Unmarshal(b, &p.rec) != nil {
+		return nil, errDecode
+	}
+	return p, nil
+}
+
+// manifest counts a stored result (CONTRACT H4). Without it chunks are garbage.
+type manifest struct {
+	Bytes   int64  `json:"bytes"`
+	Chunks  int    `json:"chunks"`
+	Digest  string `json:"digest"`
+	Expires int64  `json:"expires_ms,omitempty"` // 0: never
+	// Dropped is set by retention before it removes the first chunk.
+	Dropped bool `json:"dropped,omitempty"`
+}
+
+func encodeManifest(m *manifest) []byte {
+	j, err := json.Marshal(m)
+	if err != nil {
+		panic("journal: manifest: " + err.Error()) // numbers and an ASCII string: cannot fail
+	}
+	return append([]byte{plainVersion}, j...)
+}
+
+func decodeManifest(b []byte) (*manifest, error) {
+	m := new(manifest)
+	if len(b) < 1 || b[0] != plainVersion || json.Unmarshal(b[1:], m) != nil || m.Chunks < 0 || m.Bytes < 0 {
+		return nil, errDecode
+	}
+	return m, nil
+}
+
+// head is the position of the store: the last event, its frame's hash, and the
+// number of the group that wrote it.
+type head struct {
+	seq   uint64
+	hash  digest
+	group uint64
+}
+
+func encodeHead(h head) []byte {
+	b := append(make([]byte, 0, 1+8+8+hashBytes), plainVersion)
+	b = binary.BigEndian.AppendUint64(b, h.seq)
+	b = binary.BigEndian.AppendUint64(b, h.group)
+	return append(b, h.hash[:]...)
+}
+
+func decodeHead(b []byte) (h head, err error) {
+	if len(b) != 1+8+8+hashBytes || b[0] != plainVersion {
+		return h, errDecode
+	}
+	h.seq = binary.BigEndian.Uint64(b[1:])
+	h.group = binary.BigEndian.Uint64(b[9:])
+	copy(h.hash[:], b[17:])
+	return h, nil
+}
+
+// flagLast marks the last chunk of a result, inside its sealed value.
+const flagLast = 1
+
+// sealChunk returns the stored form of a chunk; its number and attempt are in the
+// key, which is authenticated.
+func (s *sealer) sealChunk(id dispatch.ActionID, c dispatch.Chunk) entry {
+	key := keyChunk(id, c.Attempt, c.Index)
+	plain := make([]byte, 1, 1+len(c.Data))
+	if c.Last {
+		plain[0] = flagLast
+	}
+	return entry{key: key, value: s.seal(key, nil, append(plain, c.Data...))}
+}
+
+// chunkBytes is the length of the data in a stored chunk of n bytes.
+func chunkBytes(n int64) int64 { return n - sealOverhead - 1 }
+
+// entry is one write of a transaction.
+type entry struct {
+	key, value []byte
+	remove     bool
+}
+
+// bytes is what Badger counts for it in a transaction.
+func (e *entry) bytes() int64 { return int64(len(e.key)+len(e.value)) + 2 + 10 }
+
+// prepare returns a copy of the events that shares no memory with the caller, in
+// the form in which it will be read back – so that the state projected now and the
+// one rebuilt from the log are equal – and their JSON.
+func prepare(in []dispatch.Event) ([]dispatch.Event, []byte, error) {
+	out := make([]dispatch.Event, len(in))
+	for i := range in {
+		out[i] = cloneEvent(&in[i])
+		if e := out[i].Ended; e != nil && out[i].Type != dispatch.CallerGone {
+			if err := validFacts(e.Facts); err != nil {
+				return nil, nil, fmt.Errorf("%w: %s: %w", dispatch.ErrNotWritten, out[i].Type, err)
+			}
+		}
+	}
+	j, err := json.Marshal(out)
+	if err != nil {
+		// The text could quote what was to be recorded.
+		return nil, nil, fmt.Errorf("%w: event cannot be encoded", dispatch.ErrNotWritten)
+	}
+	return out, j, nil
+}
+
+// validFacts refuses facts that could not be read back (CONTRACT A8).
+func validFacts(f outcome.Facts) error {
+	for _, m := range []interface{ MarshalText() ([]byte, error) }{f.Phase, f.Outcome, f.Retry, f.Code} {
+		if _, err := m.MarshalText(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func text(s string) string {
+	if utf8.ValidString(s) {
+		return s
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+func instant(t time.Time) time.Time { return t.Round(0).UTC() }
+
+func clone[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	c := *p
+	return &c
+}
+
+func clonePeer(p *outcome.Peer) *outcome.Peer {
+	c := clone(p)
+	if c != nil {
+		for _, s := range []*string{&c.Address, &c.ServerName, &c.Protocol, &c.TLSVersion, &c.LeafDigest, &c.ChainDigest, &c.HostKey} {
+			*s = text(*s)
+		}
+	}
+	return c
+}
+
+func cloneFields(in map[string][]string) map[string][]string {
+	if len(in) == 0 {
+		return nil
+	}
+	out := make(map[string][]string, len(in))
+	for k, v := range in {
+		out[text(k)] = slices.Clone(v) // values keep their bytes: Result's JSON carries them
+	}
+	return out
+}
+
+// cloneEvent copies an event deeply. TestCloneEvent fails when a field is added to
+// dispatch.Event that it does not copy.
+func cloneEvent(in *dispatch.Event) dispatch.Event {
+	ev := *in
+	ev.At = instant(ev.At)
+	if a := clone(ev.Accepted); a != nil {
+		a.Caller, a.RequestID, a.Method, a.Target, a.Protocol = text(a.Caller), text(a.RequestID), text(a.Method), text(a.Target), text(a.Protocol)
+		ev.Accepted = a
+	}
+	if b := clone(ev.Bound); b != nil {
+		b.Route, b.Snapshot, b.Fingerprint = text(b.Route), text(b.Snapshot), text(b.Fingerprint)
+		ev.Bound = b
+	}
+	if c := clone(ev.Credential); c != nil {
+		c.ID, c.Version, c.Mode = text(c.ID), text(c.Version), text(c.Mode)
+		ev.Credential = c
+	}
+	if e := clone(ev.Ended); e != nil {
+		e.Peer = clonePeer(e.Peer)
+		e.Stage, e.Source = outcome.Stage(text(string(e.Stage))), outcome.Source(text(string(e.Source)))
+		e.Reason, e.Field, e.EarlierAction, e.Proof, e.StatusLine = text(e.Reason), text(e.Field), text(e.EarlierAction), text(e.Proof), text(e.StatusLine)
+		ev.Ended = e
+	}
+	if d := clone(ev.Dispatch); d != nil {
+		d.Peer = clonePeer(d.Peer)
+		d.Connection, d.Stage = text(d.Connection), outcome.Stage(text(string(d.Stage)))
+		ev.Dispatch = d
+	}
+	ev.Sent = clone(ev.Sent)
+	if r := clone(ev.Response); r != nil {
+		r.ExpectedBytes = clone(r.ExpectedBytes)
+		r.Framing, r.Digest, r.Hop, r.ProxyStatus = text(r.Framing), text(r.Digest), text(r.Hop), text(r.ProxyStatus)
+		ev.Response = r
+	}
+	if r := clone(ev.Result); r != nil {
+		r.Header, r.Trailer = cloneFields(r.Header), cloneFields(r.Trailer)
+		r.Digest = text(r.Digest)
+		if !r.ExpiresAt.IsZero() {
+			r.ExpiresAt = instant(r.ExpiresAt)
+		}
+		ev.Result = r
+	}
+	if t := clone(ev.Tunnel); t != nil {
+		t.Authority = text(t.Authority)
+		ev.Tunnel = t
+	}
+	if b := clone(ev.Boot); b != nil {
+		b.ID, b.Build, b.Config = text(b.ID), text(b.Build), text(b.Config)
+		ev.Boot = b
+	}
+	return ev
+}

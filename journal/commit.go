@@ -1,0 +1,736 @@
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"time"
+
+	"github.com/dgraph-io/badger/v4"
+
+	"waybill/dispatch"
+	"waybill/internal/killpoint"
+)
+
+const (
+	maxGroupRequests = 512
+	maxGroupBytes    = 512 << 10
+	// maxGroupRecords bounds the witness records of a group, which must fit in one
+	// segment.
+	maxGroupRecords = 1024
+	// headBytes is what the head and a checkpoint add to a transaction.
+	headBytes = 512
+)
+
+// The places where a crash test can end the process (package killpoint).
+const (
+	// PointBeforeStore: the group is decided, nothing of it was written.
+	PointBeforeStore = "before-store"
+	// PointBetween: the store has the group, the witness does not.
+	PointBetween = "between-store-and-witness"
+	// PointBetweenReversed: the witness has the group, the store does not.
+	PointBetweenReversed = "between-witness-and-store"
+	// PointAfterDurable: both have it, nobody was told.
+	PointAfterDurable = "after-durable"
+)
+
+// committer is the state of the one goroutine that writes.
+type committer struct {
+	head head
+	// storeGroup is the last group that is durable in the store; head.group is
+	// larger only between a start that found a lost group and its first commit.
+	storeGroup uint64
+	checkpoint uint64 // sequence of the last checkpoint
+	// open holds the projections of the actions that have not ended, as stored: the
+	// ones that will be asked for again. It is a cache of the store.
+	open    map[dispatch.ActionID]*projection
+	witness *witness
+
+	store    chan *badger.Txn // to the goroutine that commits
+	stored   chan result
+	records  chan []witnessRecord // to the goroutine that writes the witness
+	recorded chan result
+	keepFrom uint64 // for the witness goroutine, set before records are sent
+}
+
+type result struct {
+	err  error
+	took time.Duration
+}
+
+// stage is a group in the making.
+type stage struct {
+	head    head
+	entries []entry
+	bytes   int64
+	witness []witnessRecord
+	// changed are the projections of this group, and taken its request ids, for the
+	// requests that follow in it.
+	changed map[dispatch.ActionID]*projection
+	taken   map[string]dispatch.ActionID
+	events  int
+}
+
+// run is the committer: the only goroutine that assigns sequence numbers.
+func (j *Journal) run() {
+	defer close(j.finished)
+	defer close(j.c.store)
+	defer close(j.c.records)
+	go j.storeWriter()
+	go j.witnessWriter()
+	var carry []*request
+	for {
+		group := carry
+		carry = nil
+		if len(group) == 0 {
+			select {
+			case r := <-j.queue:
+				group = append(group, r)
+			case <-j.closing:
+				select {
+				case r := <-j.queue:
+					group = append(group, r)
+				default:
+					j.finalCheckpoint()
+					return
+				}
+			case <-j.poisoned:
+				j.drain()
+				return
+			}
+		}
+		bytes := int64(0)
+		for _, r := range group {
+			bytes += r.size()
+		}
+		// The running sync is the batching window: take what came meanwhile, wait for
+		// nothing.
+	fill:
+		for len(group) < maxGroupRequests && bytes < maxGroupBytes {
+			select {
+			case r := <-j.queue:
+				group = append(group, r)
+				bytes += r.size()
+			default:
+				break fill
+			}
+		}
+		carry = j.commit(group)
+		if j.Cause() != nil {
+			for _, r := range carry {
+				j.answer(r, dispatch.ErrIndeterminate)
+			}
+			j.drain()
+			return
+		}
+	}
+}
+
+// drain answers everyone after an indeterminate commit, until the journal is closed.
+func (j *Journal) drain() {
+	for {
+		select {
+		case r := <-j.queue:
+			j.answerQueued(r, dispatch.ErrIndeterminate)
+		case <-j.closing:
+			for {
+				select {
+				case r := <-j.queue:
+					j.answerQueued(r, dispatch.ErrIndeterminate)
+				default:
+					return
+				}
+			}
+		}
+	}
+}
+
+func (j *Journal) answerQueued(r *request, err error) {
+	r.take()
+	j.answer(r, err)
+}
+
+// answer releases one request that left the queue; it is called once for each.
+func (j *Journal) answer(r *request, err error) {
+	j.budget.release(r.held)
+	if r.relaxed {
+		j.relaxed.done(r.action)
+		if err != nil {
+			// Nobody waits for this answer.
+			j.stats.relaxedLost.Add(1)
+			j.log.Error("a relaxed batch was not written", slog.String("action", r.action.String()), slog.Any("error", err))
+			j.refused(err)
+		}
+	}
+	r.release(err)
+}
+
+// commit writes one group and answers its requests; it returns those that did not
+// fit. A crash before it returns costs: nothing for who has been answered; for the
+// others the group is either there or not, and its witness records say which
+// actions may be (FORMAT.md, torn cases).
+func (j *Journal) commit(group []*request) (carry []*request) {
+	started := time.Now()
+	c := &j.c
+	st := &stage{head: head{seq: c.head.seq, hash: c.head.hash, group: c.head.group + 1}}
+	included := make([]*request, 0, len(group))
+	g := Group{}
+	err := j.view(func(txn *badger.Txn) error {
+		for i, r := range group {
+			if r.state.Load() != stateTaken && !r.take() {
+				j.answer(r, nil) // the caller has left: nothing of it is written
+				continue
+			}
+			fits, err := j.stage(txn, st, r)
+			switch {
+			case err != nil:
+				j.answer(r, err)
+			case !fits && len(included) > 0:
+				carry = append(carry, group[i:]...)
+				return nil
+			case !fits:
+				j.answer(r, ErrTooLarge)
+			default:
+				included = append(included, r)
+				g.Requests++
+				g.Wait = max(g.Wait, started.Sub(r.entered))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		for _, r := range group {
+			if r.state.Load() == stateTaken {
+				j.answer(r, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err))
+			}
+		}
+		return nil
+	}
+	if len(included) == 0 {
+		return carry
+	}
+	txn, err := j.transaction(st)
+	if err != nil {
+		// Nothing was handed to the store: a definite refusal.
+		for _, r := range included {
+			j.answer(r, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err))
+		}
+		return carry
+	}
+	if j.hooks.BeforeCommit != nil {
+		j.hooks.BeforeCommit(st.head.group)
+	}
+	killpoint.At(PointBeforeStore)
+	storeTook, witnessTook, err := j.write(txn, st)
+	if err != nil {
+		j.stop(err)
+		for _, r := range included {
+			j.answer(r, fmt.Errorf("%w: %w", dispatch.ErrIndeterminate, err))
+		}
+		return carry
+	}
+	killpoint.At(PointAfterDurable)
+	c.head, c.storeGroup = st.head, st.head.group
+	for id, p := range st.changed {
+		if p.rec.Ended {
+			delete(c.open, id)
+		} else {
+			c.open[id] = p
+		}
+	}
+	g.Events, g.Bytes, g.Store, g.Witness, g.Syncs = st.events, st.bytes, storeTook, witnessTook, j.syncsPerGroup()
+	g.Total = time.Since(started)
+	j.stats.committed(&g, c.head, len(c.open), len(included))
+	for _, r := range included {
+		if len(r.events) > 0 && !r.boot {
+			j.watch.publish(r.rec)
+		}
+		j.answer(r, nil)
+	}
+	j.opt.Metrics.GroupCommitted(g)
+	return carry
+}
+
+func (j *Journal) syncsPerGroup() int {
+	n := 0
+	if !j.hooks.NoSync {
+		n++
+		if !j.hooks.NoWitness {
+			n++
+		}
+	}
+	return n
+}
+
+// stage adds one request to the group, or none of it. fits is false when the group
+// has to be closed before it.
+func (j *Journal) stage(txn *badger.Txn, st *stage, r *request) (fits bool, err error) {
+	if r.maint != nil {
+		return j.merge(st, r, r.maint, nil, nil, st.head, 0), nil
+	}
+	if r.boot {
+		h := st.head
+		key := keyEvent(h.seq + 1)
+		value := j.seal.seal(key, h.hash[:], encodeFrame(dispatch.ActionID{}, j.boot, len(r.events), r.payload))
+		h.seq, h.hash = h.seq+uint64(len(r.events)), chain(key, value)
+		return j.merge(st, r, []entry{{key: key, value: value}}, nil, nil, h, len(r.events)), nil
+	}
+	old, err := j.current(txn, st, r.action)
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err)
+	}
+	next := &projection{}
+	if old != nil {
+		next.rec = old.rec
+	}
+	next.rec.ID = r.action
+	h := st.head
+	var records []witnessRecord
+	for i := range r.events {
+		ev := &r.events[i]
+		rec, err := dispatch.Apply(next.rec, ev, h.seq+1)
+		if err != nil {
+			if old != nil {
+				r.rec = old.rec
+			}
+			return false, err
+		}
+		h.seq++
+		next.rec = rec
+		if witnessed(ev.Type) {
+			records = append(records, witnessRecord{kind: kindEvent, typ: ev.Type, attempt: uint32(max(ev.Attempt, 0)), seq: h.seq, action: r.action})
+		}
+	}
+	if err := j.admissible(txn, st, r, old, &next.rec); err != nil {
+		return false, err
+	}
+	entries := make([]entry, 0, 8+len(r.chunks))
+	if len(r.events) > 0 {
+		first := st.head.seq + 1
+		key := keyEvent(first)
+		value := j.seal.seal(key, st.head.hash[:], encodeFrame(r.action, j.boot, len(r.events), r.payload))
+		h.hash = chain(key, value)
+		if old != nil {
+			next.frames = append(make([]uint64, 0, len(old.frames)+1), old.frames...)
+		}
+		next.frames = append(next.frames, first)
+		plain, err := encodeProjection(next)
+		if err != nil {
+			return false, fmt.Errorf("%w: projection cannot be encoded", dispatch.ErrNotWritten)
+		}
+		if len(plain) > maxStoredValue-sealOverhead {
+			return false, fmt.Errorf("%w: projection of %d bytes", ErrTooLarge, len(plain))
+		}
+		pkey := keyAction(famRecord, r.action)
+		entries = append(entries, entry{key: key, value: value}, entry{key: pkey, value: j.seal.seal(pkey, nil, plain)})
+		entries = j.indexes(entries, r, old, next)
+	}
+	entries = append(entries, r.chunks...)
+	for i := range r.events {
+		if ev := &r.events[i]; ev.Type == dispatch.ResultCommitted {
+			m := &manifest{Bytes: ev.Result.Bytes, Chunks: ev.Result.Chunks, Digest: ev.Result.Digest}
+			if !ev.Result.ExpiresAt.IsZero() {
+				m.Expires = max(ev.Result.ExpiresAt.UnixMilli(), 1)
+				entries = append(entries, entry{key: keyExpiry(m.Expires, r.action, ev.Attempt)})
+			}
+			mkey := keyManifest(r.action, ev.Attempt)
+			entries = append(entries, entry{key: mkey, value: j.seal.seal(mkey, nil, encodeManifest(m))})
+		}
+	}
+	r.rec = next.rec
+	if len(r.events) == 0 {
+		next = nil
+	}
+	return j.merge(st, r, entries, next, records, h, len(r.events)), nil
+}
+
+// merge adds what a request wrote to the group, unless it would be too large.
+func (j *Journal) merge(st *stage, r *request, entries []entry, p *projection, records []witnessRecord, h head, events int) bool {
+	bytes := int64(0)
+	for i := range entries {
+		bytes += entries[i].bytes()
+	}
+	limit := maxGroupRecords
+	if w := j.c.witness; w != nil {
+		limit = min(limit, int(w.slots))
+	}
+	if st.bytes+bytes+headBytes >= maxTxnBytes || len(st.entries)+len(entries) > 12000 || len(st.witness)+len(records) > limit {
+		return false
+	}
+	st.bytes += bytes
+	st.entries = append(st.entries, entries...)
+	st.witness = append(st.witness, records...)
+	st.head = h
+	st.events += events
+	if p != nil {
+		if st.changed == nil {
+			st.changed = make(map[dispatch.ActionID]*projection)
+		}
+		st.changed[r.action] = p
+	}
+	if r.request != nil {
+		if st.taken == nil {
+			st.taken = make(map[string]dispatch.ActionID)
+		}
+		st.taken[string(r.request)] = r.action
+	}
+	return true
+}
+
+// current returns the action's projection as of this point of the group, or nil.
+func (j *Journal) current(txn *badger.Txn, st *stage, id dispatch.ActionID) (*projection, error) {
+	if p := st.changed[id]; p != nil {
+		return p, nil
+	}
+	cached := j.c.open[id]
+	if cached != nil && !j.hooks.CheckCache {
+		return cached, nil
+	}
+	p, err := j.readProjection(txn, id)
+	if err != nil {
+		return nil, err
+	}
+	if j.hooks.CheckCache && (cached != nil) != (p != nil && !p.rec.Ended) || cached != nil && !equalProjection(cached, p) {
+		panic("journal: cache of open actions differs from the store")
+	}
+	return p, nil
+}
+
+// equalProjection compares what is stored, not how it is held.
+func equalProjection(a, b *projection) bool {
+	x, errX := encodeProjection(a)
+	y, errY := encodeProjection(b)
+	return errX == nil && errY == nil && reflect.DeepEqual(x, y)
+}
+
+// admissible checks what Apply does not know: the request id, the space, and that a
+// result's chunks are where its manifest will say.
+func (j *Journal) admissible(txn *badger.Txn, st *stage, r *request, old *projection, rec *dispatch.Record) error {
+	if r.request != nil {
+		holder, held := st.taken[string(r.request)]
+		if !held {
+			v, found, err := get(txn, r.request)
+			if err != nil {
+				return fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err)
+			}
+			if found {
+				if len(v) != len(holder) {
+					return fmt.Errorf("%w: %w", dispatch.ErrNotWritten, &CorruptError{What: "index of request ids", Key: r.request})
+				}
+				holder, held = dispatch.ActionID(v), true
+			}
+		}
+		if held {
+			r.earlier = holder
+			return dispatch.ErrRequestIDTaken
+		}
+	}
+	if !r.recovering {
+		for i := range r.events {
+			// What ends an action is written as long as it can be; what begins one, or
+			// crosses the boundary, needs room for its end (M5).
+			if t := r.events[i].Type; t == dispatch.ActionAccepted || t == dispatch.DispatchStarted || t == dispatch.TunnelOpened {
+				if err := j.space.check(j); err != nil {
+					return err
+				}
+				break
+			}
+		}
+	}
+	for _, p := range r.parts {
+		a := attemptOf(rec, p.attempt)
+		if a == nil || a.DispatchSeq == 0 {
+			return fmt.Errorf("%w: chunk of an attempt that was not dispatched", dispatch.ErrIllegalTransition)
+		}
+	}
+	for i := range r.parts {
+		// A chunk behind a manifest is never replaced.
+		if _, found, err := has(txn, keyManifest(r.action, r.parts[i].attempt)); err != nil {
+			return fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err)
+		} else if found || st.hasManifest(r.action, r.parts[i].attempt) {
+			return fmt.Errorf("%w: the attempt's result is on record", dispatch.ErrIllegalTransition)
+		}
+	}
+	for i := range r.events {
+		if ev := &r.events[i]; ev.Type == dispatch.ResultCommitted {
+			if err := j.complete(txn, st, r, ev); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// hasManifest reports whether this group already holds the manifest.
+func (st *stage) hasManifest(id dispatch.ActionID, attempt int) bool {
+	if st.changed[id] == nil {
+		return false
+	}
+	key := string(keyManifest(id, attempt))
+	for i := range st.entries {
+		if string(st.entries[i].key) == key {
+			return true
+		}
+	}
+	return false
+}
+
+func attemptOf(r *dispatch.Record, n int) *dispatch.Attempt {
+	for i := range r.Attempts {
+		if r.Attempts[i].N == n {
+			return &r.Attempts[i]
+		}
+	}
+	return nil
+}
+
+// complete checks that the chunks a result counts are stored, or in this batch:
+// every number once, the bytes adding up. Their content is verified when read.
+func (j *Journal) complete(txn *badger.Txn, st *stage, r *request, ev *dispatch.Event) error {
+	res := ev.Result
+	if res.Chunks < 0 || res.Bytes < 0 {
+		return fmt.Errorf("%w: result with negative counts", dispatch.ErrNotWritten)
+	}
+	here := make(map[int]part, len(r.parts))
+	for _, p := range r.parts {
+		if p.attempt == ev.Attempt {
+			here[p.index] = p
+		}
+	}
+	total := int64(0)
+	for i := range res.Chunks {
+		if p, ok := here[i]; ok {
+			if p.last != (i == res.Chunks-1) {
+				return fmt.Errorf("%w: last chunk is not marked, or another is", dispatch.ErrNotWritten)
+			}
+			total += int64(p.bytes)
+			continue
+		}
+		size, found, err := has(txn, keyChunk(r.action, ev.Attempt, i))
+		if err != nil {
+			return fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err)
+		}
+		if !found {
+			if size, found = st.chunkSize(keyChunk(r.action, ev.Attempt, i)); !found {
+				return fmt.Errorf("%w: chunk %d of the result is missing", dispatch.ErrNotWritten, i)
+			}
+		}
+		total += chunkBytes(size)
+	}
+	if total != res.Bytes {
+		return fmt.Errorf("%w: the chunks hold %d bytes, the result counts %d", dispatch.ErrNotWritten, total, res.Bytes)
+	}
+	return nil
+}
+
+func (st *stage) chunkSize(key []byte) (int64, bool) {
+	for i := range st.entries {
+		if string(st.entries[i].key) == string(key) {
+			return int64(len(st.entries[i].value)), true
+		}
+	}
+	return 0, false
+}
+
+// indexes adds the index entries that this step changes. They are a function of the
+// two projections, so that Verify can tell which ones must exist.
+func (j *Journal) indexes(entries []entry, r *request, old, next *projection) []entry {
+	rec := &next.rec
+	if old == nil {
+		entries = append(entries, entry{key: keyTime(rec.FirstSeq, r.action)})
+		if rec.Caller != "" {
+			entries = append(entries, entry{key: keyCaller(r.caller, rec.FirstSeq, r.action)})
+		}
+	}
+	if r.request != nil {
+		entries = append(entries, entry{key: r.request, value: append([]byte(nil), r.action[:]...)})
+	}
+	wasOpen := old != nil && !old.rec.Ended
+	switch {
+	case !rec.Ended && !wasOpen:
+		entries = append(entries, entry{key: keyAction(famOpen, r.action)})
+	case rec.Ended && wasOpen:
+		entries = append(entries, entry{key: keyAction(famOpen, r.action), remove: true})
+	}
+	if rec.GuardsRepeats() && (old == nil || !old.rec.GuardsRepeats()) {
+		// By the sequence of its ending, so that the latest ending is found first. Never
+		// removed: a stale entry is harmless, the projection is read again.
+		entries = append(entries, entry{key: keyGuard(j.seal.mac(macGuard, rec.Caller, rec.Bound.Fingerprint), rec.LastSeq, r.action)})
+	}
+	return entries
+}
+
+// transaction builds the store's transaction. An error means that nothing was
+// handed to the store.
+func (j *Journal) transaction(st *stage) (*badger.Txn, error) {
+	hv := encodeHead(st.head)
+	st.entries = append(st.entries, entry{key: keyHead, value: j.seal.seal(keyHead, nil, hv)})
+	every := uint64(checkpointEvery)
+	if j.hooks.CheckpointEvery > 0 {
+		every = j.hooks.CheckpointEvery
+	}
+	checkpoint := st.head.seq-j.c.checkpoint >= every
+	if checkpoint {
+		st.entries = append(st.entries, entry{key: keyCheckpoint, value: j.seal.seal(keyCheckpoint, nil, hv)})
+	}
+	txn := j.db.NewTransaction(true)
+	for i := range st.entries {
+		e := &st.entries[i]
+		if len(e.value) > maxStoredValue {
+			txn.Discard()
+			return nil, ErrTooLarge
+		}
+		var err error
+		if e.remove {
+			err = txn.Delete(e.key)
+		} else {
+			err = txn.Set(e.key, e.value)
+		}
+		if err != nil {
+			txn.Discard()
+			if errors.Is(err, badger.ErrTxnTooBig) {
+				return nil, ErrTooLarge
+			}
+			return nil, &storeError{"prepare"}
+		}
+	}
+	if checkpoint {
+		j.c.checkpoint = st.head.seq
+	}
+	return txn, nil
+}
+
+// write makes the group durable in the store and the witness, side by side, within
+// the deadline. Any error is indeterminate.
+func (j *Journal) write(txn *badger.Txn, st *stage) (storeTook, witnessTook time.Duration, err error) {
+	c := &j.c
+	records := st.witness
+	if len(records) == 0 {
+		records = append(records, witnessRecord{kind: kindHead, seq: st.head.seq})
+	}
+	for i := range records {
+		r := &records[i]
+		r.index, r.count = uint16(i), uint16(len(records))
+		r.group, r.settled = st.head.group, c.storeGroup
+		r.headSeq, r.headHash = st.head.seq, st.head.hash
+	}
+	if c.witness != nil && !c.witness.room(len(records)) {
+		c.keepFrom = min(c.oldestOpen(), c.checkpoint)
+	}
+	timer := time.NewTimer(j.opt.CommitDeadline)
+	defer timer.Stop()
+	var stored, recorded *result
+	waitStore := func() error {
+		select {
+		case r := <-c.stored:
+			stored = &r
+			return r.err
+		case <-timer.C:
+			return context.DeadlineExceeded
+		}
+	}
+	waitWitness := func() error {
+		select {
+		case r := <-c.recorded:
+			recorded = &r
+			return r.err
+		case <-timer.C:
+			return context.DeadlineExceeded
+		}
+	}
+	switch {
+	case killpoint.Armed(PointBetween):
+		c.store <- txn
+		if err = waitStore(); err == nil {
+			killpoint.At(PointBetween)
+			c.records <- records
+			err = waitWitness()
+		}
+	case killpoint.Armed(PointBetweenReversed):
+		c.records <- records
+		if err = waitWitness(); err == nil {
+			killpoint.At(PointBetweenReversed)
+			c.store <- txn
+			err = waitStore()
+		}
+	default:
+		c.store <- txn
+		c.records <- records
+		if err = waitStore(); err == nil {
+			err = waitWitness()
+		}
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errors.New("journal: the commit deadline passed")
+	}
+	if err == nil && j.store.fatal.Load() {
+		err = errors.New("journal: the store reports lost data")
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	return stored.took, recorded.took, nil
+}
+
+// oldestOpen is the first sequence of the oldest open action, or the head.
+func (c *committer) oldestOpen() uint64 {
+	oldest := c.head.seq
+	for _, p := range c.open {
+		oldest = min(oldest, p.rec.FirstSeq)
+	}
+	return oldest
+}
+
+func (j *Journal) storeWriter() {
+	for txn := range j.c.store {
+		start := time.Now()
+		group := j.c.head.group + 1 // read-only here until the result is sent
+		err := txn.Commit()
+		if err != nil {
+			// Whatever Badger calls it: the witness names this group by now.
+			err = &storeError{"commit"}
+		} else if j.hooks.StoreError != nil {
+			err = j.hooks.StoreError(group)
+		}
+		j.c.stored <- result{err, time.Since(start)}
+	}
+}
+
+func (j *Journal) witnessWriter() {
+	for records := range j.c.records {
+		start := time.Now()
+		var err error
+		if w := j.c.witness; w != nil {
+			if !w.room(len(records)) {
+				err = w.rotate(j.c.head, j.c.keepFrom)
+			}
+			if err == nil {
+				err = w.write(records)
+			}
+			if err != nil {
+				err = fmt.Errorf("journal: witness: %w", err)
+			}
+		}
+		if err == nil && j.hooks.WitnessError != nil {
+			err = j.hooks.WitnessError(records[0].group)
+		}
+		j.c.recorded <- result{err, time.Since(start)}
+	}
+}
+
+// finalCheckpoint is the last write of an orderly end: the next start has nothing to
+// walk.
+func (j *Journal) finalCheckpoint() {
+	c := &j.c
+	if j.Cause() != nil || c.checkpoint == c.head.seq || j.opt.ReadOnly || j.recovery.Quarantined {
+		return
+	}
+	hv := encodeHead(head{seq: c.head.seq, hash: c.head.hash, group: c.head.group + 1})
+	r := &request{done: make(chan struct{}), entered: time.Now(), maint: []entry{{key: keyCheckpoint, value: j.seal.seal(keyCheckpoint, nil, hv)}}}
+	j.commit([]*request{r})
+	if r.err == nil {
+		c.checkpoint = c.head.seq
+	}
+}

@@ -1,0 +1,32 @@
+// Package hooks holds the switches of the journal that only its own tests and
+// package journaltest may touch: being internal to journal/, nothing else can
+// build a value of it. A nil *Hooks is the production setting.
+package hooks
+
+// Hooks switches protections off or injects faults.
+type Hooks struct {
+	// NoSync turns every sync off, of the store, the witness and the directories:
+	// fast, and worthless after a power cut.
+	NoSync bool
+	// NoWitness writes and compares no witness. A control: the tests of the
+	// rollback cases must fail with it.
+	NoWitness bool
+	// NoChain skips the walk of the hash chain at start-up and in Verify. A
+	// control: the tests of altered and missing events must fail with it.
+	NoChain bool
+	// SegmentSlots is the number of records of a witness segment; 0: the default.
+	SegmentSlots int
+	// CheckpointEvery is the number of events between checkpoints; 0: the default.
+	CheckpointEvery uint64
+
+	// BeforeCommit runs on the committer when a group is complete and nothing of
+	// it has been written.
+	BeforeCommit func(group uint64)
+	// StoreError, if not nil, may fail the commit of the store after it was done.
+	StoreError func(group uint64) error
+	// WitnessError may fail the witness's sync in the same way.
+	WitnessError func(group uint64) error
+	// CheckCache compares the committer's cache of open actions with the store at
+	// every use and panics on a difference.
+	CheckCache bool
+}

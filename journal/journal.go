@@ -1,0 +1,582 @@
+package journal
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dgraph-io/badger/v4"
+
+	"waybill/dispatch"
+	"waybill/journal/internal/hooks"
+)
+
+// Journal implements dispatch.Journal. It is safe for concurrent use.
+type Journal struct {
+	opt    Options
+	hooks  *hooks.Hooks
+	log    *slog.Logger
+	folder *folder
+	db     *badger.DB
+	store  *storeLogger
+	seal   *sealer
+	boot   bootID
+	bootID string
+
+	recovery *Recovery
+	// named are the actions that the witness knows more of than the store does; set
+	// in quarantine and when opened for reading.
+	named map[dispatch.ActionID]uint32
+
+	queue  chan *request
+	budget *budget // bytes of sealed chunks that wait in the queue
+
+	// closing ends the committer when the queue is empty; stopped is set when a
+	// commit became indeterminate.
+	mu       sync.RWMutex // held for reading while a request enters the queue
+	closed   bool
+	closing  chan struct{}
+	finished chan struct{} // the committer has returned
+	poisoned chan struct{}
+	poison   sync.Once
+	cause    atomic.Pointer[error]
+
+	relaxed relaxedStates
+	watch   watchers
+	space   spaceGate
+	stats   counters
+
+	// c belongs to the committer.
+	c committer
+	// sweeper and watcher goroutines.
+	background sync.WaitGroup
+	closeOnce  sync.Once
+	closeErr   error
+}
+
+var _ dispatch.Journal = (*Journal)(nil)
+
+const queueLength = 1024
+
+// States of a request. Caller and committer race for them with compare-and-swap:
+// whoever loses takes the other's word.
+const (
+	stateQueued    = iota // nothing of it was looked at
+	stateTaken            // the committer works on it
+	stateReleased         // the answer is set
+	stateAbandoned        // the caller has left with an answer of its own
+)
+
+// request is one Append on its way through the committer.
+type request struct {
+	state   atomic.Int32
+	done    chan struct{}
+	entered time.Time
+
+	action  dispatch.ActionID
+	events  []dispatch.Event
+	payload []byte  // the events' JSON
+	chunks  []entry // sealed
+	parts   []part  // what chunks hold
+	request []byte  // the key that holds the caller's request id; nil: none
+	caller  digest  // of ACTION_ACCEPTED
+	relaxed bool
+	held    int64   // of the budget
+	boot    bool    // a BOOT frame: no action
+	maint   []entry // maintenance of this package: entries without events
+	// recovering lets a request through that a start makes.
+	recovering bool
+
+	rec     dispatch.Record
+	earlier dispatch.ActionID
+	err     error
+}
+
+// part describes a chunk.
+type part struct {
+	attempt, index int
+	last           bool
+	bytes          int
+}
+
+func (r *request) size() int64 {
+	n := int64(len(r.payload))
+	for i := range r.chunks {
+		n += r.chunks[i].bytes()
+	}
+	for i := range r.maint {
+		n += r.maint[i].bytes()
+	}
+	return n
+}
+
+// Append implements dispatch.Journal. Events are copied; the caller may change them
+// afterwards. For a relaxed batch Receipt.Record is what the queue will make of it:
+// its sequence numbers are estimates.
+func (j *Journal) Append(ctx context.Context, b dispatch.Batch) (dispatch.Receipt, error) {
+	r, err := j.build(ctx, b)
+	if err != nil {
+		j.refused(err)
+		return dispatch.Receipt{}, err
+	}
+	if b.Relaxed {
+		rec, earlier, err := j.relaxed.apply(j, r)
+		if err != nil {
+			j.budget.release(r.held)
+			j.refused(err)
+			return dispatch.Receipt{Record: rec, Earlier: earlier}, err
+		}
+		if err := j.enqueue(ctx, r); err != nil {
+			j.relaxed.done(r.action)
+			j.budget.release(r.held)
+			j.refused(err)
+			return dispatch.Receipt{}, err
+		}
+		return dispatch.Receipt{Record: rec}, nil
+	}
+	if err := j.enqueue(ctx, r); err != nil {
+		j.budget.release(r.held)
+		j.refused(err)
+		return dispatch.Receipt{}, err
+	}
+	if err := r.wait(ctx); err != nil {
+		j.refused(err)
+		return dispatch.Receipt{Record: r.result(), Earlier: r.holder()}, err
+	}
+	return dispatch.Receipt{Record: r.rec}, nil
+}
+
+// result and holder are what the committer answered, if it answered.
+func (r *request) result() dispatch.Record {
+	if r.state.Load() == stateReleased {
+		return r.rec
+	}
+	return dispatch.Record{}
+}
+
+func (r *request) holder() dispatch.ActionID {
+	if r.state.Load() == stateReleased {
+		return r.earlier
+	}
+	return dispatch.ActionID{}
+}
+
+// wait returns the committer's answer, or gives the request up when ctx ends. The
+// caller may dispatch only on a nil return: it has then won or lost against nobody.
+func (r *request) wait(ctx context.Context) error {
+	select {
+	case <-r.done:
+		return r.err
+	case <-ctx.Done():
+	}
+	if r.state.CompareAndSwap(stateQueued, stateAbandoned) {
+		return fmt.Errorf("%w: the caller left before it was taken up: %w", dispatch.ErrNotWritten, context.Cause(ctx))
+	}
+	if r.state.CompareAndSwap(stateTaken, stateAbandoned) {
+		return fmt.Errorf("%w: the caller left while it was being written: %w", dispatch.ErrIndeterminate, context.Cause(ctx))
+	}
+	<-r.done // released at the same moment: the answer is known
+	return r.err
+}
+
+// take is the committer's: false when the caller has left.
+func (r *request) take() bool { return r.state.CompareAndSwap(stateQueued, stateTaken) }
+
+// release answers a taken request.
+func (r *request) release(err error) {
+	r.err = err
+	if err != nil && !errors.Is(err, dispatch.ErrRequestIDTaken) && !errors.Is(err, dispatch.ErrIllegalTransition) {
+		r.rec = dispatch.Record{}
+	}
+	if r.state.CompareAndSwap(stateTaken, stateReleased) {
+		close(r.done)
+	}
+}
+
+// build checks a batch and does what needs no order: copying, encoding, sealing.
+func (j *Journal) build(ctx context.Context, b dispatch.Batch) (*request, error) {
+	if err := j.accepting(); err != nil {
+		return nil, err
+	}
+	switch {
+	case b.Action.IsZero():
+		return nil, fmt.Errorf("%w: no action", dispatch.ErrNotWritten)
+	case len(b.Events) == 0 && len(b.Chunks) == 0:
+		return nil, fmt.Errorf("%w: empty batch", dispatch.ErrNotWritten)
+	case len(b.Events) > maxBatchEvents:
+		return nil, fmt.Errorf("%w: %d events", ErrTooLarge, len(b.Events))
+	}
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err)
+	}
+	r := &request{done: make(chan struct{}), entered: time.Now(), action: b.Action, relaxed: b.Relaxed}
+	if len(b.Events) > 0 {
+		var err error
+		if r.events, r.payload, err = prepare(b.Events); err != nil {
+			return nil, err
+		}
+		if len(r.payload) > maxStoredValue-frameHead-sealOverhead-hashBytes {
+			return nil, fmt.Errorf("%w: events of %d bytes", ErrTooLarge, len(r.payload))
+		}
+		if a := r.events[0].Accepted; a != nil {
+			r.caller = j.seal.mac(macCaller, a.Caller)
+			if a.RequestID != "" {
+				r.request = keyRequest(j.seal.mac(macRequest, a.Caller, a.RequestID))
+			}
+		}
+	}
+	total := int64(0)
+	for i := range b.Chunks {
+		c := &b.Chunks[i]
+		if c.Attempt < 1 || c.Index < 0 || int64(c.Attempt) > 1<<31 || int64(c.Index) > 1<<31 {
+			return nil, fmt.Errorf("%w: chunk without a place", dispatch.ErrNotWritten)
+		}
+		if len(c.Data) > dispatch.MaxChunkBytes {
+			return nil, fmt.Errorf("%w: chunk of %d bytes", ErrTooLarge, len(c.Data))
+		}
+		total += int64(len(c.Data))
+	}
+	if total+int64(len(r.payload)) > maxTxnBytes-(64<<10) {
+		return nil, fmt.Errorf("%w: %d bytes", ErrTooLarge, total)
+	}
+	held, err := j.budget.acquire(ctx, total)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err)
+	}
+	r.held = held
+	for i := range b.Chunks {
+		c := &b.Chunks[i]
+		r.chunks = append(r.chunks, j.seal.sealChunk(b.Action, *c))
+		r.parts = append(r.parts, part{attempt: c.Attempt, index: c.Index, last: c.Last, bytes: len(c.Data)})
+	}
+	return r, nil
+}
+
+// accepting reports why no Append is taken, whatever its content.
+func (j *Journal) accepting() error {
+	select {
+	case <-j.poisoned:
+		return ErrStopped
+	default:
+	}
+	switch {
+	case j.opt.ReadOnly:
+		return ErrReadOnly
+	case j.recovery.Quarantined:
+		return dispatch.ErrQuarantined
+	}
+	return nil
+}
+
+// enqueue hands a request to the committer. After a nil return the request will be
+// answered, whatever happens.
+func (j *Journal) enqueue(ctx context.Context, r *request) error {
+	j.mu.RLock()
+	defer j.mu.RUnlock()
+	if j.closed {
+		return ErrClosed
+	}
+	select {
+	case j.queue <- r:
+		return nil
+	default:
+	}
+	select {
+	case j.queue <- r:
+		return nil
+	case <-j.poisoned:
+		return ErrStopped
+	case <-ctx.Done():
+		return fmt.Errorf("%w: the caller left before it was queued: %w", dispatch.ErrNotWritten, context.Cause(ctx))
+	}
+}
+
+// refused counts a refusal by its closed reason.
+func (j *Journal) refused(err error) {
+	reason := ""
+	switch {
+	case !errors.Is(err, dispatch.ErrNotWritten):
+		return // indeterminate: counted by Stopped
+	case errors.Is(err, dispatch.ErrRequestIDTaken):
+		reason = reasonRequestID
+	case errors.Is(err, dispatch.ErrIllegalTransition):
+		reason = reasonIllegal
+	case errors.Is(err, ErrTooLarge):
+		reason = reasonTooLarge
+	case errors.Is(err, ErrNoSpace):
+		reason = reasonSpace
+	case errors.Is(err, ErrStopped), errors.Is(err, ErrClosed), errors.Is(err, ErrReadOnly), errors.Is(err, dispatch.ErrQuarantined):
+		reason = reasonState
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		reason = reasonGone
+	default:
+		reason = reasonInvalid
+	}
+	j.stats.refused.Add(1)
+	j.opt.Metrics.AppendRefused(reason)
+}
+
+// Admit implements dispatch.Journal: quarantine, an indeterminate commit, a closed
+// journal or too little free space refuse new work (CONTRACT M5).
+func (j *Journal) Admit() error {
+	if err := j.accepting(); err != nil {
+		return err
+	}
+	j.mu.RLock()
+	closed := j.closed
+	j.mu.RUnlock()
+	if closed {
+		return ErrClosed
+	}
+	return j.space.check(j)
+}
+
+// Poisoned is closed when a commit became indeterminate. The process must then
+// answer who waits, end with its own exit code and start again (CONTRACT M5).
+func (j *Journal) Poisoned() <-chan struct{} { return j.poisoned }
+
+// Cause says why Poisoned is closed; nil while it is open. Its text holds no
+// recorded data.
+func (j *Journal) Cause() error {
+	if p := j.cause.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// stop poisons the journal.
+func (j *Journal) stop(cause error) {
+	j.poison.Do(func() {
+		j.cause.Store(&cause)
+		j.log.Error("journal stopped: a commit is indeterminate", slog.Any("error", cause))
+		close(j.poisoned)
+		j.opt.Metrics.Stopped()
+	})
+}
+
+// Recovery returns what Open found and did.
+func (j *Journal) Recovery() Recovery { return *j.recovery }
+
+// Close answers what is queued, writes a checkpoint and closes the files. After an
+// indeterminate commit it waits no longer than the commit deadline, and its error
+// wraps dispatch.ErrIndeterminate.
+func (j *Journal) Close() error {
+	j.closeOnce.Do(func() { j.closeErr = j.shut() })
+	return j.closeErr
+}
+
+func (j *Journal) shut() error {
+	j.mu.Lock()
+	j.closed = true
+	j.mu.Unlock()
+	close(j.closing)
+	if j.finished != nil {
+		<-j.finished
+	}
+	j.background.Wait()
+	j.watch.close()
+
+	stopped := j.Cause() != nil
+	done := make(chan error, 1)
+	go func() {
+		err := j.db.Close()
+		if err != nil {
+			err = &storeError{"close"}
+		}
+		if j.c.witness != nil {
+			err = errors.Join(err, j.c.witness.close())
+		}
+		done <- errors.Join(err, j.folder.close())
+	}()
+	var err error
+	timer := time.NewTimer(j.opt.CommitDeadline)
+	defer timer.Stop()
+	select {
+	case err = <-done:
+	case <-timer.C:
+		err = errors.New("journal: the store does not close")
+		stopped = true
+	}
+	if stopped {
+		return fmt.Errorf("%w: %w", dispatch.ErrIndeterminate, errors.Join(j.Cause(), err))
+	}
+	return err
+}
+
+// budget bounds the bytes that wait in the queue, so that many large results do not
+// add up in memory.
+type budget struct {
+	turn chan struct{} // one acquirer at a time collects, so that two never wait for each other
+	free chan struct{} // tokens
+}
+
+const (
+	budgetToken = 64 << 10
+	budgetBytes = 8 << 20
+)
+
+func newBudget() *budget {
+	b := &budget{turn: make(chan struct{}, 1), free: make(chan struct{}, budgetBytes/budgetToken)}
+	for range cap(b.free) {
+		b.free <- struct{}{}
+	}
+	return b
+}
+
+// acquire takes n bytes, rounded up; little ones are free.
+func (b *budget) acquire(ctx context.Context, n int64) (held int64, err error) {
+	if n < budgetToken/4 {
+		return 0, nil
+	}
+	tokens := (n + budgetToken - 1) / budgetToken
+	select {
+	case b.turn <- struct{}{}:
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+	defer func() { <-b.turn }()
+	for held < tokens {
+		select {
+		case <-b.free:
+			held++
+		case <-ctx.Done():
+			b.release(held)
+			return 0, context.Cause(ctx)
+		}
+	}
+	return held, nil
+}
+
+func (b *budget) release(held int64) {
+	for range held {
+		b.free <- struct{}{}
+	}
+}
+
+// relaxedStates projects relaxed batches when they are queued, so that their caller
+// learns at once what the committer will find (F1). An action is in it while a
+// relaxed batch of it waits; the committer never reads it.
+type relaxedStates struct {
+	mu      sync.Mutex
+	waiting map[dispatch.ActionID]*relaxedState
+}
+
+type relaxedState struct {
+	rec     dispatch.Record
+	batches int
+}
+
+func (s *relaxedStates) apply(j *Journal, r *request) (rec dispatch.Record, earlier dispatch.ActionID, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.waiting[r.action]
+	switch {
+	case st != nil:
+		rec = st.rec
+	case r.request != nil || len(r.events) == 0 || r.events[0].Type != dispatch.ActionAccepted:
+		if rec, earlier, err = j.relaxedBase(r); err != nil {
+			return rec, earlier, err
+		}
+	}
+	seq := max(j.stats.seq.Load(), rec.LastSeq)
+	for i := range r.events {
+		seq++
+		next, err := dispatch.Apply(rec, &r.events[i], seq)
+		if err != nil {
+			return rec, earlier, err
+		}
+		rec = next
+	}
+	rec.ID = r.action
+	if st == nil {
+		if s.waiting == nil {
+			s.waiting = make(map[dispatch.ActionID]*relaxedState)
+		}
+		st = &relaxedState{}
+		s.waiting[r.action] = st
+	}
+	st.rec = rec
+	st.batches++
+	return rec, earlier, nil
+}
+
+// relaxedBase reads what the store knows of the action, and of its request id.
+func (j *Journal) relaxedBase(r *request) (rec dispatch.Record, earlier dispatch.ActionID, err error) {
+	err = j.view(func(txn *badger.Txn) error {
+		p, err := j.readProjection(txn, r.action)
+		if err != nil {
+			return err
+		}
+		if p != nil {
+			rec = p.rec
+		}
+		if r.request == nil {
+			return nil
+		}
+		v, found, err := get(txn, r.request)
+		if err == nil && found && len(v) == len(earlier) && dispatch.ActionID(v) != r.action {
+			earlier = dispatch.ActionID(v)
+			return dispatch.ErrRequestIDTaken
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, dispatch.ErrNotWritten) {
+		err = fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err)
+	}
+	return rec, earlier, err
+}
+
+// done is told that one relaxed batch of id has left the queue.
+func (s *relaxedStates) done(id dispatch.ActionID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if st := s.waiting[id]; st != nil {
+		if st.batches--; st.batches <= 0 {
+			delete(s.waiting, id)
+		}
+	}
+}
+
+// view runs f in a read transaction.
+func (j *Journal) view(f func(*badger.Txn) error) error {
+	if j.db.IsClosed() {
+		return ErrClosed
+	}
+	return j.db.View(f)
+}
+
+// readProjection returns the stored projection, or nil when there is none. A value
+// that does not open is a *CorruptError, never an absence (M7).
+func (j *Journal) readProjection(txn *badger.Txn, id dispatch.ActionID) (*projection, error) {
+	key := keyAction(famRecord, id)
+	v, found, err := get(txn, key)
+	if err != nil || !found {
+		return nil, err
+	}
+	plain, _, ok := j.seal.open(key, v, 0)
+	if !ok {
+		return nil, &CorruptError{What: "projection does not open", Action: id}
+	}
+	p, err := decodeProjection(plain)
+	if err != nil || p.rec.ID != id {
+		return nil, &CorruptError{What: "projection does not decode", Action: id}
+	}
+	return p, nil
+}
+
+// jsonEvents is used where an event is made here.
+func jsonEvents(ev ...dispatch.Event) ([]dispatch.Event, []byte) {
+	out, b, err := prepare(ev)
+	if err != nil {
+		panic("journal: own event: " + err.Error())
+	}
+	if !json.Valid(b) {
+		panic("journal: own event is not JSON")
+	}
+	return out, b
+}

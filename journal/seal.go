@@ -1,0 +1,223 @@
+package journal
+
+import (
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"hash"
+	"sync"
+
+	"golang.org/x/crypto/chacha20poly1305"
+
+	"waybill/dispatch"
+)
+
+const (
+	// schemaVersion is bound into every sealed value (as additional data) and stored
+	// in Boot.Version. A change of what a plaintext means raises it.
+	schemaVersion = 1
+	// valueVersion is the first byte of every stored value.
+	valueVersion = 1
+	// KeyBytes is the size of the data key.
+	KeyBytes = 32
+
+	nonceBytes   = chacha20poly1305.NonceSizeX
+	sealOverhead = 1 + nonceBytes + chacha20poly1305.Overhead
+	hashBytes    = sha256.Size
+)
+
+type (
+	storeID [16]byte
+	digest  [hashBytes]byte
+)
+
+// sealer holds what is derived from the data key for one store. It is safe for
+// concurrent use.
+type sealer struct {
+	id      storeID
+	aead    cipher.AEAD
+	index   sync.Pool // of hash.Hash: HMAC-SHA256 for index keys
+	witness []byte
+}
+
+func newSealer(key []byte, id storeID) (*sealer, error) {
+	derive := func(purpose string) ([]byte, error) {
+		return hkdf.Key(sha256.New, key, id[:], "waybill journal "+purpose+" v1", KeyBytes)
+	}
+	values, err := derive("values")
+	if err != nil {
+		return nil, err
+	}
+	aead, err := chacha20poly1305.NewX(values)
+	if err != nil {
+		return nil, err
+	}
+	index, err := derive("index")
+	if err != nil {
+		return nil, err
+	}
+	witness, err := derive("witness")
+	if err != nil {
+		return nil, err
+	}
+	s := &sealer{id: id, aead: aead, witness: witness}
+	s.index.New = func() any { return hmac.New(sha256.New, index) }
+	return s, nil
+}
+
+// ad appends the additional data of the value under key: key ‖ schema version ‖
+// store id ‖ extra.
+func (s *sealer) ad(key, extra []byte) []byte {
+	b := make([]byte, 0, 96)
+	b = append(b, key...)
+	b = binary.BigEndian.AppendUint16(b, schemaVersion)
+	b = append(b, s.id[:]...)
+	return append(b, extra...)
+}
+
+// seal returns version ‖ extra ‖ nonce ‖ ciphertext. extra is in clear and
+// authenticated. Nonces are random: after a rollback the same key is sealed again
+// with other contents, so nothing may be derived from it.
+func (s *sealer) seal(key, extra, plain []byte) []byte {
+	out := make([]byte, 1+len(extra)+nonceBytes, 1+len(extra)+nonceBytes+len(plain)+chacha20poly1305.Overhead)
+	out[0] = valueVersion
+	copy(out[1:], extra)
+	nonce := out[1+len(extra):]
+	_, _ = rand.Read(nonce) // never fails since Go 1.24
+	return s.aead.Seal(out, nonce, plain, s.ad(key, extra))
+}
+
+// open reverses seal for a value with extraLen bytes of extra. ok is false when the
+// value is not what was sealed under this key.
+func (s *sealer) open(key, value []byte, extraLen int) (plain, extra []byte, ok bool) {
+	if len(value) < sealOverhead+extraLen || value[0] != valueVersion {
+		return nil, nil, false
+	}
+	extra = value[1 : 1+extraLen]
+	nonce := value[1+extraLen:][:nonceBytes]
+	plain, err := s.aead.Open(nil, nonce, value[1+extraLen+nonceBytes:], s.ad(key, extra))
+	return plain, extra, err == nil
+}
+
+// mac is the keyed hash of index keys: never a caller's name or token in clear. The
+// parts are length-prefixed, so that no two lists of parts collide.
+func (s *sealer) mac(purpose byte, parts ...string) digest {
+	h := s.index.Get().(hash.Hash)
+	defer s.index.Put(h)
+	h.Reset()
+	var b [9]byte
+	b[0] = purpose
+	binary.BigEndian.PutUint64(b[1:], uint64(len(parts)))
+	h.Write(b[:])
+	for _, p := range parts {
+		binary.BigEndian.PutUint64(b[1:], uint64(len(p)))
+		h.Write(b[1:])
+		h.Write([]byte(p))
+	}
+	var out digest
+	h.Sum(out[:0])
+	return out
+}
+
+// genesis is what the first event is chained to.
+func (s *sealer) genesis() digest {
+	return sha256.Sum256(append([]byte("waybill journal genesis v1\x00"), s.id[:]...))
+}
+
+// chain is the hash of a frame: over its key and its sealed value, which holds the
+// hash of the frame before. It needs no key to be recomputed.
+func chain(key, value []byte) digest {
+	h := sha256.New()
+	h.Write([]byte("waybill journal chain v1\x00"))
+	h.Write(key)
+	h.Write(value)
+	var out digest
+	h.Sum(out[:0])
+	return out
+}
+
+// Families of keys: the first byte. FORMAT.md has the table.
+const (
+	famEvent    = 'e' // first seq(8)                          -> frame
+	famRecord   = 'p' // action(16)                            -> projection
+	famOpen     = 'o' // action(16)                            -> nothing
+	famTime     = 't' // first seq(8) action(16)               -> nothing
+	famCaller   = 'c' // HMAC(caller)(16) first seq(8) action(16) -> nothing
+	famRequest  = 'k' // HMAC(caller, request id)(32)          -> action(16)
+	famGuard    = 'g' // HMAC(caller, fingerprint)(32) seq(8) action(16) -> nothing
+	famChunk    = 'r' // action(16) attempt(4) index(4)        -> chunk
+	famManifest = 'R' // action(16) attempt(4)                 -> manifest
+	famExpiry   = 'x' // ms(8) action(16) attempt(4)           -> nothing
+	famMeta     = 'm' // name
+)
+
+// Purposes of mac.
+const (
+	macCaller  = 1
+	macRequest = 2
+	macGuard   = 3
+)
+
+var (
+	keyHead       = []byte("mhead")
+	keyCheckpoint = []byte("mcheckpoint")
+	keyStore      = []byte("mstore")
+)
+
+func keyEvent(seq uint64) []byte {
+	return binary.BigEndian.AppendUint64(append(make([]byte, 0, 9), famEvent), seq)
+}
+
+func keyAction(family byte, id dispatch.ActionID) []byte {
+	return append(append(make([]byte, 0, 17), family), id[:]...)
+}
+
+func keyTime(seq uint64, id dispatch.ActionID) []byte {
+	b := binary.BigEndian.AppendUint64(append(make([]byte, 0, 25), famTime), seq)
+	return append(b, id[:]...)
+}
+
+func prefixCaller(mac digest) []byte {
+	return append(append(make([]byte, 0, 41), famCaller), mac[:16]...)
+}
+
+func keyCaller(mac digest, seq uint64, id dispatch.ActionID) []byte {
+	return append(binary.BigEndian.AppendUint64(prefixCaller(mac), seq), id[:]...)
+}
+
+func keyRequest(mac digest) []byte { return append(append(make([]byte, 0, 33), famRequest), mac[:]...) }
+
+func prefixGuard(mac digest) []byte { return append(append(make([]byte, 0, 57), famGuard), mac[:]...) }
+
+func keyGuard(mac digest, seq uint64, id dispatch.ActionID) []byte {
+	return append(binary.BigEndian.AppendUint64(prefixGuard(mac), seq), id[:]...)
+}
+
+func prefixChunks(id dispatch.ActionID, attempt int) []byte {
+	return binary.BigEndian.AppendUint32(append(append(make([]byte, 0, 25), famChunk), id[:]...), uint32(attempt))
+}
+
+func keyChunk(id dispatch.ActionID, attempt, index int) []byte {
+	return binary.BigEndian.AppendUint32(prefixChunks(id, attempt), uint32(index))
+}
+
+func keyManifest(id dispatch.ActionID, attempt int) []byte {
+	return binary.BigEndian.AppendUint32(append(append(make([]byte, 0, 21), famManifest), id[:]...), uint32(attempt))
+}
+
+func keyExpiry(ms int64, id dispatch.ActionID, attempt int) []byte {
+	b := binary.BigEndian.AppendUint64(append(make([]byte, 0, 29), famExpiry), uint64(ms))
+	return binary.BigEndian.AppendUint32(append(b, id[:]...), uint32(attempt))
+}
+
+// trailingID returns the action at the end of an index key.
+func trailingID(key []byte) (id dispatch.ActionID, ok bool) {
+	if len(key) < len(id) {
+		return id, false
+	}
+	copy(id[:], key[len(key)-len(id):])
+	return id, true
+}

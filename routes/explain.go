@@ -1,0 +1,161 @@
+package routes
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// Explanation says what a snapshot would do with a request, before any secret or
+// network is touched. It holds names of credentials, never values. The JSON form is
+// what "waybill explain --json" prints.
+type Explanation struct {
+	Snapshot string `json:"snapshot"`
+	Method   string `json:"method"`
+	// Target is scheme://host:port/path as it would be dialled, without query.
+	Target string `json:"target"`
+	// Upgraded reports that the request was addressed over http and goes over https.
+	Upgraded bool `json:"upgraded,omitempty"`
+	// Decision is "forward", "deny", "refuse" (in clear where the route wants https),
+	// "tunnel" (default: tunnel) or "no_route".
+	Decision string `json:"decision"`
+	Route    string `json:"route,omitempty"`
+	// Reason says in a sentence why the decision is not "forward".
+	Reason     string            `json:"reason,omitempty"`
+	Field      string            `json:"field,omitempty"`
+	Code       string            `json:"code,omitempty"`
+	Inject     []ExplainedHeader `json:"inject,omitempty"`
+	Repeatable bool              `json:"repeatable"`
+	// OnUnknown is the advice when the outcome stays unknown: "backoff" or "reconcile" (CONTRACT I6).
+	OnUnknown string   `json:"on_unknown,omitempty"`
+	Callers   []string `json:"callers,omitempty"`
+	// Resolve is the fixed address of the host, if the route gives one.
+	Resolve string `json:"resolve,omitempty"`
+}
+
+// ExplainedHeader is one injected field by name.
+type ExplainedHeader struct {
+	Header     string `json:"header"`
+	Template   string `json:"template"`
+	Credential string `json:"credential"`
+}
+
+// ErrBadURL is returned by Explain for text that is no absolute http(s) URL.
+var ErrBadURL = errors.New("not an absolute http or https URL")
+
+// Explain tells what the snapshot makes of a method and an absolute URL. Errors wrap
+// ErrBadURL, ErrBadAuthority or ErrBadPath and mean INVALID_TARGET; they do not
+// repeat the URL, whose query may hold secrets.
+func (s *Snapshot) Explain(method, rawURL string) (Explanation, error) {
+	t, path, err := parseURL(rawURL)
+	if err != nil {
+		return Explanation{}, err
+	}
+	e := Explanation{Snapshot: s.digest, Method: method, Target: t.Scheme + "://" + t.Authority() + path}
+	r, miss := s.Match(method, t, path)
+	switch {
+	case r == nil && miss.Kind != MissMethodNever && s.def == Tunnel && t.Scheme == "https" && !s.MayIntercept(t.Host, t.Port):
+		e.Decision = "tunnel"
+		e.Reason = "No route names this host; with default: tunnel the connection passes without interception, secret or stored result."
+		return e, nil
+	case r == nil:
+		e.Decision, e.Reason, e.Field, e.Code = "no_route", miss.Detail(""), miss.Field(), miss.Code().String()
+		if miss.Nearest != nil && !miss.Nearest.AllowsCaller("") {
+			// The operator asks, not a caller: tell the nearest route all the same.
+			e.Reason = miss.Detail(miss.Nearest.Callers[0])
+		}
+		return e, nil
+	}
+	e.Route, e.Callers = r.Name, r.Callers
+	if r.Deny {
+		e.Decision, e.Code = "deny", "POLICY_DENIED"
+		e.Reason = "Route " + strconv.Quote(r.Name) + " refuses this request."
+		return e, nil
+	}
+	dial, ok := r.Dial(t)
+	if !ok {
+		e.Decision, e.Code, e.Field = "refuse", "INVALID_TARGET", "request.target.scheme"
+		e.Reason = "Route " + strconv.Quote(r.Name) + " takes https only and does not upgrade http."
+		return e, nil
+	}
+	e.Decision = "forward"
+	e.Upgraded = dial.Scheme != t.Scheme
+	e.Target = dial.Scheme + "://" + dial.Authority() + path
+	e.Repeatable = r.Repeatable(method)
+	e.OnUnknown = "reconcile"
+	if e.Repeatable {
+		e.OnUnknown = "backoff"
+	}
+	e.Resolve = r.Upstream.Resolve[dial.Host]
+	for _, in := range r.Inject {
+		e.Inject = append(e.Inject, ExplainedHeader{in.Header, in.Value, in.Credential})
+	}
+	return e, nil
+}
+
+// parseURL cuts an absolute URL at the bytes, as the proxy does with an
+// absolute-form target: net/url would normalise what must stay as it is.
+func parseURL(raw string) (Target, string, error) {
+	scheme, rest, ok := strings.Cut(raw, "://")
+	scheme = lowerASCII(scheme)
+	if !ok || DefaultPort(scheme) == 0 {
+		return Target{}, "", ErrBadURL
+	}
+	rest, _, _ = strings.Cut(rest, "#") // a fragment never leaves the client
+	authority, path := rest, ""
+	if i := strings.IndexAny(rest, "/?"); i >= 0 {
+		authority, path = rest[:i], rest[i:]
+	}
+	path, _, _ = strings.Cut(path, "?")
+	if path == "" {
+		path = "/"
+	}
+	host, port, err := ParseAuthority(authority, DefaultPort(scheme))
+	if err != nil {
+		return Target{}, "", err
+	}
+	if err := CheckPath(path); err != nil {
+		return Target{}, "", err
+	}
+	if _, err := url.Parse(raw); err != nil {
+		return Target{}, "", ErrBadURL
+	}
+	return Target{Scheme: scheme, Host: host, Port: port}, path, nil
+}
+
+// WriteText prints the explanation for people.
+func (e Explanation) WriteText(w io.Writer) error {
+	var b strings.Builder
+	line := func(k, v string) {
+		if v != "" {
+			fmt.Fprintf(&b, "%-12s %s\n", k, v)
+		}
+	}
+	line("request", e.Method+" "+e.Target)
+	if e.Upgraded {
+		line("", "(addressed over http, carried over https)")
+	}
+	line("decision", e.Decision)
+	line("route", e.Route)
+	line("why", e.Reason)
+	line("code", e.Code)
+	line("field", e.Field)
+	for _, in := range e.Inject {
+		line("inject", in.Header+": "+in.Template+"   (credential "+in.Credential+")")
+	}
+	if e.Decision == "forward" {
+		if len(e.Inject) == 0 {
+			line("inject", "nothing")
+		}
+		line("repeatable", strconv.FormatBool(e.Repeatable))
+		line("on unknown", e.OnUnknown)
+	}
+	line("callers", strings.Join(e.Callers, ", "))
+	line("resolve", e.Resolve)
+	line("snapshot", e.Snapshot)
+	_, err := io.WriteString(w, b.String())
+	return err
+}

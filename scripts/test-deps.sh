@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Installs the programs that the tests run, where they are missing: quick and silent when all are there.
+# On Debian and its like as root; elsewhere it says what is missing and fails, since a test that cannot
+# run its program fails too. A new program gets a line here, and never a skip in a test.
+set -euo pipefail
+
+missing=()
+programs=()
+
+# need PROGRAM PACKAGE: the program that a test starts, the Debian package that has it.
+need() {
+  if ! command -v "$1" >/dev/null 2>&1; then
+    programs+=("$1")
+    missing+=("$2")
+  fi
+}
+
+need gcc gcc                 # go test -race links with the C compiler
+need curl curl               # a client through the proxy
+need git git                 # a client through the proxy, and git http-backend as its upstream
+need openssl openssl         # looks at certificates from outside
+need strace strace           # orders fsync and the first write of a dispatch
+need python3 python3         # a client through the proxy
+need node nodejs             # a client through the proxy
+if ! { command -v nc >/dev/null 2>&1 && nc -h 2>&1 | grep -q OpenBSD; }; then
+  programs+=(nc)
+  missing+=(netcat-openbsd)  # raw bytes to the proxy, as no client library would send them
+fi
+# The C library's headers come with no program of their own.
+if ! echo '#include <stdlib.h>' | "${CC:-gcc}" -E -o /dev/null - >/dev/null 2>&1; then
+  programs+=("libc headers")
+  missing+=(libc6-dev)
+fi
+
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+echo "The tests need: ${programs[*]}" >&2
+if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" -ne 0 ]; then
+  echo "Install them (Debian packages: ${missing[*]}), then run this again." >&2
+  exit 1
+fi
+
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+if ! { apt-get -o Acquire::Retries=3 -q update && apt-get -o Acquire::Retries=3 -q -y --no-install-recommends install "${missing[@]}"; } >"$log" 2>&1 </dev/null; then
+  cat "$log" >&2
+  exit 1
+fi
+echo "Installed: ${missing[*]}" >&2
