@@ -458,7 +458,9 @@ func (r *Record) project() {
 		}
 	}
 	f := r.resolved()
-	if r.Failed && !r.Delivered && r.Result != nil {
+	// A stored answer that resolves nothing (REMOTE_GATEWAY) keeps its facts: the
+	// advice for what is unknown outweighs the one to fetch it.
+	if r.Failed && !r.Delivered && r.Result != nil && f.Outcome != outcome.Unknown {
 		f.Phase, f.Retry, f.Code = outcome.ResultDelivery, outcome.FetchResult, outcome.CodeDeliveryFailed
 	}
 	r.Facts = f

@@ -56,7 +56,10 @@ func (s envSource) FetchVersion(context.Context) (Secret, string, error) {
 	return secret, "started:" + stamp(started), err
 }
 
-type fileSource struct{ path string }
+type fileSource struct {
+	path string
+	read func(path string) (raw []byte, before, after fs.FileInfo, err error)
+}
 
 // FileSource reads the file at path, as ParseSecret does, at every Fetch: a secret
 // that was rotated is used from the next request on. Its version is the time of
@@ -66,7 +69,7 @@ type fileSource struct{ path string }
 // unreadable, no regular file (symbolic links are followed), larger than
 // MaxSecretBytes, rewritten again and again while it is read – is
 // CREDENTIAL_INVALID.
-func FileSource(path string) Source { return fileSource{path} }
+func FileSource(path string) Source { return fileSource{path, readFile} }
 
 func (s fileSource) Kind() string { return "file" }
 
@@ -79,7 +82,7 @@ func (s fileSource) FetchVersion(context.Context) (Secret, string, error) {
 	// A writer that truncates and rewrites in place can be met half-way: what was
 	// read counts only if the file was the same before and after.
 	for range 3 {
-		raw, before, after, err := readFile(s.path)
+		raw, before, after, err := s.read(s.path)
 		if err != nil {
 			return Secret{}, "", err
 		}
@@ -99,6 +102,7 @@ func stamp(t time.Time) string { return t.UTC().Format("20060102T150405.00000000
 // maxRaw is a secret of the largest size with its line end.
 const maxRaw = MaxSecretBytes + 2
 
+// readFile reads a file, and says what it was before and after.
 func readFile(path string) (raw []byte, before, after fs.FileInfo, err error) {
 	// O_NONBLOCK: opening a pipe without a writer must not hang.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)

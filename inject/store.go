@@ -44,7 +44,9 @@ var ErrBadCredential = errors.New("inject: unusable credential definition")
 func NewStore(creds []Credential) (*Store, error) {
 	s := &Store{byID: make(map[string]Credential, len(creds))}
 	var errs []error
-	bad := func(i int, what string) { errs = append(errs, fmt.Errorf("%w: credentials[%d]: %s", ErrBadCredential, i, what)) }
+	bad := func(i int, what string) {
+		errs = append(errs, fmt.Errorf("%w: credentials[%d]: %s", ErrBadCredential, i, what))
+	}
 	for i, c := range creds {
 		switch {
 		case !printable(c.ID, false) || c.ID == "":

@@ -495,9 +495,13 @@ func (j *Journal) complete(txn *badger.Txn, st *stage, r *request, ev *dispatch.
 	}
 	here := make(map[int]part, len(r.parts))
 	for _, p := range r.parts {
-		if p.attempt == ev.Attempt {
-			here[p.index] = p
+		if p.attempt != ev.Attempt {
+			continue
 		}
+		if p.index >= res.Chunks {
+			return fmt.Errorf("%w: a chunk beyond the result's last", dispatch.ErrNotWritten)
+		}
+		here[p.index] = p
 	}
 	total := int64(0)
 	for i := range res.Chunks {

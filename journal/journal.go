@@ -327,10 +327,7 @@ func (j *Journal) Admit() error {
 	if err := j.accepting(); err != nil {
 		return err
 	}
-	j.mu.RLock()
-	closed := j.closed
-	j.mu.RUnlock()
-	if closed {
+	if j.Closed() {
 		return ErrClosed
 	}
 	return j.space.check(j)
@@ -361,6 +358,13 @@ func (j *Journal) stop(cause error) {
 
 // Recovery returns what Open found and did.
 func (j *Journal) Recovery() Recovery { return *j.recovery }
+
+// Closed reports whether Close was called.
+func (j *Journal) Closed() bool {
+	j.mu.RLock()
+	defer j.mu.RUnlock()
+	return j.closed
+}
 
 // Close answers what is queued, writes a checkpoint and closes the files. After an
 // indeterminate commit it waits no longer than the commit deadline, and its error

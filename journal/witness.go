@@ -142,9 +142,9 @@ type segmentInfo struct {
 	// base is the store's position at that moment, base.group the last group that
 	// store or witness had reached.
 	base head
-	// lost, if not 0, is the group of the segment before that the store turned out
-	// not to have: its records name actions that may be missing.
-	lost uint64
+	// lostFirst to lost, if not 0, are the groups of the segment before that the store
+	// turned out not to have: their records name actions that may be missing.
+	lostFirst, lost uint64
 }
 
 func (s *segmentInfo) encode(m *macer) []byte {
@@ -158,6 +158,7 @@ func (s *segmentInfo) encode(m *macer) []byte {
 	binary.BigEndian.PutUint64(b[48:], s.base.group)
 	copy(b[56:], s.base.hash[:])
 	binary.BigEndian.PutUint64(b[88:], s.lost)
+	binary.BigEndian.PutUint64(b[96:], s.lostFirst)
 	copy(b[segmentHeader-macBytes:], m.mac(s.number, 0, b[:segmentHeader-macBytes]))
 	return b
 }
@@ -180,7 +181,7 @@ func decodeSegmentInfo(b []byte, m *macer, number uint64) (s segmentInfo, ok boo
 	s.slots, s.prevUsed = binary.BigEndian.Uint32(b[32:]), binary.BigEndian.Uint32(b[36:])
 	s.base.seq, s.base.group = binary.BigEndian.Uint64(b[40:]), binary.BigEndian.Uint64(b[48:])
 	copy(s.base.hash[:], b[56:])
-	s.lost = binary.BigEndian.Uint64(b[88:])
+	s.lost, s.lostFirst = binary.BigEndian.Uint64(b[88:]), binary.BigEndian.Uint64(b[96:])
 	if s.number != number || s.slots == 0 || s.slots > 1<<20 {
 		return s, false
 	}

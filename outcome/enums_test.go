@@ -141,7 +141,7 @@ func TestUnknownValuesAreRefused(t *testing.T) {
 				t.Errorf("%s: %q decodes to %q, %v", e.name, text, v, err)
 			}
 		}
-		rapid.Check(t, func(t *rapid.T) {
+		t.Run(e.name, rapid.MakeCheck(func(t *rapid.T) {
 			text := rapid.OneOf(rapid.String(), rapid.SampledFrom(append(e.valid, strings.ToUpper(e.valid[0]), e.valid[0]+"_"))).Draw(t, "text")
 			v, err := e.decode(text)
 			switch {
@@ -156,7 +156,7 @@ func TestUnknownValuesAreRefused(t *testing.T) {
 			case !errors.Is(err, outcome.ErrUnknownValue):
 				t.Fatalf("%s %q decodes to %q, %v", e.name, text, v, err)
 			}
-		})
+		}))
 	}
 }
 

@@ -43,10 +43,12 @@ func everyFacts(yield func(outcome.Facts) bool) {
 func shapes() []outcome.Shape {
 	var out []outcome.Shape
 	for i := range 8 {
-		for _, method := range []string{http.MethodPost, http.MethodHead} {
-			for _, ra := range []time.Duration{0, -time.Second, 1, 1500 * time.Millisecond, 60 * time.Second, 24 * time.Hour} {
-				out = append(out, outcome.Shape{Method: method, InsideTunnel: i&1 != 0, Connect: i&2 != 0, CallerSentKey: i&4 != 0, RetryAfter: ra})
-			}
+		out = append(out, outcome.Shape{Method: http.MethodPost, InsideTunnel: i&1 != 0, Connect: i&2 != 0, CallerSentKey: i&4 != 0})
+	}
+	for _, key := range []bool{false, true} {
+		out = append(out, outcome.Shape{Method: http.MethodHead, CallerSentKey: key})
+		for _, ra := range []time.Duration{-time.Second, 1, 24 * time.Hour} {
+			out = append(out, outcome.Shape{Method: http.MethodPost, CallerSentKey: key, RetryAfter: ra})
 		}
 	}
 	return out

@@ -64,7 +64,7 @@ func TestSchemaTakesEveryEnvelope(t *testing.T) {
 			t.Fatalf("%v", err)
 		}
 	})
-	for f := range everyFacts {
+	for _, f := range allFacts() {
 		env := outcome.NewEnvelope(anID, f, "", outcome.Evidence{ResponseComplete: true})
 		b, err := json.Marshal(env)
 		if err != nil {

@@ -65,8 +65,8 @@ func (x *exchange) fromBrowser(r *http.Request) *dispatch.Refusal {
 	host := r.Host
 	if x.conn.head != nil {
 		host = x.head.host
-		if x.head.authority != "" && !isOwnName(x.head.host) && x.head.host != "" {
-			return deny("request.headers.host", "foreign_host", "The Host field does not name Waybill.")
+		if host == "" {
+			host = x.head.authority // HTTP/1.0, absolute-form
 		}
 	}
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)

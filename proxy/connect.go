@@ -327,4 +327,3 @@ func isOwnName(authority string) bool {
 	}
 	return strings.EqualFold(strings.TrimSuffix(host, "."), ownName) && (port == "" || port == "80" || port == "443")
 }
-

@@ -131,7 +131,8 @@ type proxyStatus struct {
 	Metrics  string          `json:"metrics"`
 	Data     string          `json:"data"`
 	Snapshot string          `json:"snapshot"`
-	Journal  json.RawMessage `json:"journal"`
+	Draining bool            `json:"draining,omitempty"`
+	Journal  json.RawMessage `json:"journal,omitempty"`
 }
 
 func (c *adminClient) status(ctx context.Context) (proxyStatus, error) {

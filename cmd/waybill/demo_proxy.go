@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"waybill/internal/control"
 )
 
 // demoProxy is the real program: "waybill serve" as a process of its own, so that
@@ -95,6 +97,7 @@ func (p *demoProxy) start(ctx context.Context) error {
 		"serve", "--config", filepath.Join(p.dir, "waybill.yaml"), "--data", data,
 		"--proxy", p.listen, "--metrics", "127.0.0.1:0", "--log-level", "debug", "--log-format", "json",
 	}, unsafeStorageFlags...)...)
+	child.Args[0] = "waybill"
 	// Nothing of the person's environment but what a program needs to start.
 	child.Env = demoEnviron(os.Environ())
 	child.Stdout, child.Stderr = log, log
@@ -134,7 +137,7 @@ func demoEnviron(environ []string) []string {
 	for _, kv := range environ {
 		name, _, _ := strings.Cut(kv, "=")
 		switch name {
-		case "PATH", "HOME", "TMPDIR", "LANG", "TZ", "GOCOVERDIR", "GORACE":
+		case "PATH", "HOME", "TMPDIR", "LANG", "TZ", "GOCOVERDIR", "GORACE", control.Env:
 			env = append(env, kv)
 		}
 	}

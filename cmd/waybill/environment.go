@@ -68,7 +68,9 @@ func identityKey(path string) ([]byte, error) {
 }
 
 // spkiDigest is the SHA-256 of a certificate's SubjectPublicKeyInfo.
-func spkiDigest(c *x509.Certificate) [sha256.Size]byte { return sha256.Sum256(c.RawSubjectPublicKeyInfo) }
+func spkiDigest(c *x509.Certificate) [sha256.Size]byte {
+	return sha256.Sum256(c.RawSubjectPublicKeyInfo)
+}
 
 // listenPrivate makes a unix socket that only this user may connect to, from its
 // first moment on.

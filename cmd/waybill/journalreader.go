@@ -2,13 +2,13 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"iter"
 	"net/http"
 	"os"
 	"path/filepath"
-
-	"github.com/spf13/cobra"
 
 	"waybill/dispatch"
 	"waybill/journal"
@@ -36,7 +36,7 @@ func openForReading(data string) (*journal.Journal, error) {
 		return nil, fail(exitUnavailable, "no proxy runs, and there is no journal in %s; give --data FOLDER, or start one with \"waybill serve\"", data)
 	}
 	// Reading needs no promise of the file system.
-	j, err := journal.Open(journal.Options{Dir: dir, ReadOnly: true, AllowAnyFilesystem: true})
+	j, _, err := journal.Open(journal.Options{Dir: dir, ReadOnly: true, AllowAnyFilesystem: true})
 	if err != nil {
 		return nil, journalError(data, err)
 	}
@@ -147,14 +147,17 @@ func (c *adminClient) Result(ctx context.Context, id dispatch.ActionID) (*stored
 		return &storedResult{Status: resp.StatusCode, Header: resp.Header, Body: resp.Body}, nil
 	}
 	defer func() { _ = resp.Body.Close() }()
-	return nil, c.refusedResult(resp)
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAdminDocument))
+	if err != nil {
+		return nil, fail(exitUnavailable, "the proxy at %s stopped answering: %w", c.path, err)
+	}
+	var env outcome.Envelope
+	if json.Unmarshal(data, &env) == nil && env.Error != nil {
+		return nil, &noResultError{env}
+	}
+	return nil, adminError(resp.StatusCode, data)
 }
 
 func isNoResult(c outcome.Code) bool {
 	return c == outcome.CodeResultPending || c == outcome.CodeResultExpired || c == outcome.CodeResultNotRetained || c == outcome.CodeActionNotFound
-}
-
-// verifyOffline and statsOffline are for "waybill journal" while no proxy runs.
-func verifyOffline(cmd *cobra.Command, _ *app, data string) (doc any, damage string, err error) {
-	return nil, "", errors.New("not wired")
 }

@@ -15,12 +15,13 @@ import (
 
 // reload binds new requests to the configuration file as it stands. A file with a
 // mistake changes nothing but the log and a metric (CONTRACT V1); requests on
-// their way keep the snapshot they were bound to (D1).
-func (s *server) reload(a *app) {
+// their way keep the snapshot they were bound to (D1). It returns what was loaded, or
+// nil.
+func (s *server) reload(a *app) *loadedConfig {
 	cfg, err := a.loadConfig()
 	switch {
 	case err != nil:
-		s.log.Error("configuration not loaded; the last good one stays in force", slog.Any("error", err))
+		s.log.Error("configuration not loaded; the last good one stays in force", slog.String("error", configText(err)))
 	case s.public && len(cfg.callers) == 0:
 		// It would let everybody in who can reach the listener.
 		err = errPublicWithoutCallers
@@ -28,13 +29,14 @@ func (s *server) reload(a *app) {
 	}
 	if err != nil {
 		s.metrics.Reloaded(false, time.Now())
-		return
+		return nil
 	}
 	old := s.callers.Load()
 	s.callers.Store(&proxy.Callers{Static: cfg.callers, Sessions: old.Sessions, IdentityKey: old.IdentityKey})
 	s.pipeline.Swap(&dispatch.Binding{Snapshot: cfg.snapshot, Credentials: cfg.credentials})
 	s.metrics.Reloaded(true, time.Now())
 	s.log.Info("configuration loaded", slog.String("snapshot", cfg.snapshot.Digest()), slog.Int("routes", len(cfg.snapshot.Routes())))
+	return cfg
 }
 
 var errPublicWithoutCallers = fail(exitConfig, "callers: a listener can be reached by others than this machine, so callers have to authenticate (CONTRACT V4)")
@@ -43,21 +45,21 @@ var errPublicWithoutCallers = fail(exitConfig, "callers: a listener can be reach
 // tools write in several steps.
 const settle = 200 * time.Millisecond
 
-// watchConfig reloads when the file's content changes. The folder is watched, not
-// the file: editors replace it, and Kubernetes swaps a link beside it. Without
-// notifications SIGHUP still works.
-func (s *server) watchConfig(a *app) (stop func()) {
+// watchConfig reloads when the content of the file, or of a file it names, changes.
+// Folders are watched, not files: editors replace a file, and Kubernetes swaps a
+// link beside it. Without notifications SIGHUP still works.
+func (s *server) watchConfig(a *app, files []string) (stop func()) {
 	w, err := fsnotify.NewWatcher()
 	if err == nil {
-		if err = w.Add(filepath.Dir(s.config)); err != nil {
+		if err = watchFolders(w, files); err != nil {
 			_ = w.Close()
 		}
 	}
 	if err != nil {
-		s.log.Warn("the configuration file is not watched; reload with SIGHUP", slog.Any("error", err))
+		s.log.Warn("the configuration is not watched; reload with SIGHUP", slog.Any("error", err))
 		return func() {}
 	}
-	last := contentOf(s.config)
+	last := contentOf(files)
 	s.tasks.Go(func() {
 		timer := time.NewTimer(settle)
 		timer.Stop()
@@ -73,23 +75,47 @@ func (s *server) watchConfig(a *app) (stop func()) {
 				if !ok {
 					return
 				}
-				s.log.Warn("watching the configuration file", slog.Any("error", err))
+				s.log.Warn("watching the configuration", slog.Any("error", err))
 			case <-timer.C:
-				if now := contentOf(s.config); now != last {
-					last = now
-					s.reload(a)
+				now := contentOf(files)
+				if now == last {
+					continue
 				}
+				if cfg := s.reload(a); cfg != nil {
+					files = cfg.files
+					// A folder that cannot be watched is no reason to stop watching the others.
+					if err := watchFolders(w, files); err != nil {
+						s.log.Warn("watching the configuration", slog.Any("error", err))
+					}
+					now = contentOf(files)
+				}
+				last = now
 			}
 		}
 	})
 	return func() { _ = w.Close() }
 }
 
-// contentOf is a digest of a file; the zero value while it cannot be read.
-func contentOf(path string) [sha256.Size]byte {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return [sha256.Size]byte{}
+// watchFolders adds the files' folders; a second time is no error.
+func watchFolders(w *fsnotify.Watcher, files []string) error {
+	for _, f := range files {
+		if err := w.Add(filepath.Dir(f)); err != nil {
+			return err
+		}
 	}
-	return sha256.Sum256(data)
+	return nil
+}
+
+// contentOf is a digest of files; one that cannot be read counts as a state of its own.
+func contentOf(files []string) [sha256.Size]byte {
+	h := sha256.New()
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		sum := sha256.Sum256(data)
+		if err != nil {
+			sum = [sha256.Size]byte{}
+		}
+		h.Write(sum[:])
+	}
+	return [sha256.Size]byte(h.Sum(nil))
 }

@@ -29,6 +29,7 @@ type runFlags struct {
 	name                    string
 	wait                    time.Duration
 	logLevel                string
+	anyFilesystem           bool
 }
 
 func newRun(a *app) *cobra.Command {
@@ -71,6 +72,7 @@ end a short account of what was sent goes to standard error.`,
 	f.StringVar(&flags.name, "name", "", "name of the session (default: the program's name)")
 	f.DurationVar(&flags.wait, "wait", 30*time.Second, "how long to wait at the end for requests that still run")
 	f.StringVar(&flags.logLevel, "log-level", "error", "level of the log of a proxy that run starts: debug, info, warn, error")
+	f.BoolVar(&flags.anyFilesystem, allowAnyFilesystem, false, "of a proxy that run starts: see waybill serve --help")
 	return cmd
 }
 
@@ -111,6 +113,8 @@ func (a *app) join(ctx context.Context, data string, flags *runFlags) (*joined, 
 		proxy:   "127.0.0.1:0",
 		metrics: listenNothing,
 		logger:  newLogger(a.stderr, level, "text"),
+
+		anyFilesystem: flags.anyFilesystem,
 	})
 	if err != nil {
 		return nil, err
@@ -170,7 +174,7 @@ func (a *app) runJoined(cmd *cobra.Command, flags *runFlags, data string, j *joi
 	if name == "" {
 		name = filepath.Base(args[0])
 	}
-	s, err := j.client.openSession(ctx, name)
+	s, err := j.client.openSession(ctx, sessionName(name))
 	if err != nil {
 		return 0, fmt.Errorf("session: %w", err)
 	}
@@ -210,6 +214,17 @@ func (a *app) runJoined(cmd *cobra.Command, flags *runFlags, data string, j *joi
 		err = acc.print(a.stderr, flags.asJSON)
 	}
 	return code, err
+}
+
+// sessionName makes a name that the admin API takes: up to 64 visible ASCII characters.
+func sessionName(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r <= ' ' || r > '~' {
+			return '_'
+		}
+		return r
+	}, s)
+	return s[:min(len(s), 64)]
 }
 
 // sessionDir makes the folder for one session's trust bundles. Folders that

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -20,8 +19,10 @@ import (
 
 	"waybill/dispatch"
 	"waybill/dispatch/httpx"
+	"waybill/internal/config"
 	"waybill/journal"
 	"waybill/metrics"
+	"waybill/outcome"
 	"waybill/proxy"
 )
 
@@ -57,6 +58,7 @@ type server struct {
 	adminPath   string
 	// fatal receives one error when the process must end (CONTRACT M5).
 	fatal chan error
+	done  chan struct{} // closed when the shutdown begins
 
 	log       *slog.Logger
 	journal   *journal.Journal
@@ -68,9 +70,9 @@ type server struct {
 	admin     *http.Server
 	health    *http.Server
 	watch     func() // stops watching the configuration
-	config    string // path
+	path      string // of the configuration
 	data      string
-	public    bool // a listener is not on loopback
+	public    bool // the proxy is not on loopback only
 	draining  atomic.Bool
 	closers   []func() error // in order of start; run backwards when the start fails
 	tasks     sync.WaitGroup
@@ -102,7 +104,7 @@ func (j journalMetrics) Dropped(int, int64)             {}
 // what an earlier process left open is closed on record before anybody can ask
 // (CONTRACT M4).
 func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, err error) {
-	s := &server{fatal: make(chan error, 1), log: opts.logger, data: opts.data, config: a.configPath()}
+	s := &server{fatal: make(chan error, 1), done: make(chan struct{}), log: opts.logger, data: opts.data, path: a.configPath()}
 	defer func() {
 		if err != nil {
 			for i := len(s.closers) - 1; i >= 0; i-- {
@@ -142,13 +144,13 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 		return nil, err
 	}
 	s.metrics.Reloaded(true, time.Now())
-	s.watch = s.watchConfig(a)
+	s.watch = s.watchConfig(a, cfg.files)
 	s.tasks.Go(s.watchJournal)
 	return s, nil
 }
 
 func (s *server) openJournal(opts serverOptions, build buildInfo, cfg *loadedConfig) error {
-	j, err := journal.Open(journal.Options{
+	j, found, err := journal.Open(journal.Options{
 		Dir: filepath.Join(opts.data, "journal"), Build: strings.TrimSpace(build.Version + " " + build.Revision), Config: cfg.snapshot.Digest(),
 		AllowAnyFilesystem: opts.anyFilesystem, Metrics: journalMetrics{s.metrics}, Logger: s.log,
 	})
@@ -156,6 +158,12 @@ func (s *server) openJournal(opts serverOptions, build buildInfo, cfg *loadedCon
 		return journalError(opts.data, err)
 	}
 	s.journal = j
+	s.metrics.Recovered(outcome.Unknown, found.Unknown+len(found.Lost))
+	s.metrics.Recovered(outcome.NotAttempted, found.NotAttempted)
+	s.metrics.Quarantined(found.Quarantined)
+	if found.Quarantined {
+		s.log.Error("the journal is behind its witness: reads work, new work is refused", slog.String("reason", found.Reason))
+	}
 	s.closers = append(s.closers, j.Close)
 	return nil
 }
@@ -199,22 +207,27 @@ func (s *server) listen(ctx context.Context, opts serverOptions, cfg *loadedConf
 		return err
 	}
 	s.closers = append(s.closers, admin.Close)
-	front, err := s.listenTCP("--proxy", proxyAddr)
+	front, err := listenTCP("--proxy", proxyAddr)
 	if err != nil {
 		return err
 	}
 	s.closers = append(s.closers, front.Close)
 	s.proxyAddr = front.Addr().String()
+	if s.public = !config.IsLoopback(s.proxyAddr); s.public && !s.callers.Required() {
+		return fail(exitConfig, "--proxy %s: others than this machine can reach it, so callers have to authenticate (CONTRACT V4); add callers to the configuration, or listen on 127.0.0.1", proxyAddr)
+	}
 
-	s.admin = &http.Server{Handler: s.front.AdminHandler(), ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)}
+	s.admin = s.front.AdminServer()
 	if metricsAddr != listenNothing {
-		l, err := s.listenTCP("--metrics", metricsAddr)
+		l, err := listenTCP("--metrics", metricsAddr)
 		if err != nil {
 			return err
 		}
 		s.closers = append(s.closers, l.Close)
 		s.metricsAddr = l.Addr().String()
-		s.health = &http.Server{Handler: s.healthHandler(), ReadHeaderTimeout: 10 * time.Second, WriteTimeout: time.Minute, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)}
+		s.health = s.front.AdminServer() // for its log and time-outs
+		s.health.Handler = proxy.HealthHandler(s.metrics.Handler(), nil, s.ready)
+		s.health.WriteTimeout = time.Minute
 		s.serve("metrics", func() error { return s.health.Serve(l) })
 	}
 	s.serve("admin", func() error { return s.admin.Serve(admin) })
@@ -244,23 +257,14 @@ func (s *server) watchJournal() {
 	select {
 	case <-s.journal.Poisoned():
 		s.die(fail(exitJournalStopped, "journal: %w; start again: what is on disk is read at the start", s.journal.Cause()))
-	case <-s.front.Done():
+	case <-s.done:
 	}
 }
 
-// listenTCP listens on an address. One that others can reach needs callers that
-// authenticate (CONTRACT V4).
-func (s *server) listenTCP(flag, addr string) (net.Listener, error) {
+func listenTCP(flag, addr string) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fail(exitConfig, "%s %s: %w", flag, addr, err)
-	}
-	if t, ok := l.Addr().(*net.TCPAddr); ok && !t.IP.IsLoopback() {
-		if !s.callers.Required() {
-			_ = l.Close()
-			return nil, fail(exitConfig, "%s %s: others than this machine can reach it, so callers have to authenticate (CONTRACT V4); add callers to the configuration, or listen on 127.0.0.1", flag, addr)
-		}
-		s.public = true
 	}
 	return l, nil
 }
@@ -286,6 +290,7 @@ func listenAdmin(path string) (net.Listener, error) {
 // When ctx ends first, what still runs is left to the next start (CONTRACT M4).
 func (s *server) shutdown(ctx context.Context) error {
 	s.draining.Store(true)
+	close(s.done)
 	s.watch()
 	var drained, closed error
 	var both sync.WaitGroup
@@ -459,33 +464,28 @@ func firstOf(values ...string) string {
 	return ""
 }
 
-// healthHandler serves metrics and health: /livez is about the process alone,
-// /readyz about configuration, journal and listeners, neither about a remote side.
-func (s *server) healthHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", s.metrics.Handler())
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { health(w, nil) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { health(w, s.ready()) })
-	return mux
-}
-
+// ready is /readyz: about configuration, journal and listeners, never about a
+// remote side. /livez is about the process alone.
 func (s *server) ready() error {
 	if s.draining.Load() {
 		return errors.New("draining")
 	}
-	if err := s.journal.Admit(); err != nil {
-		return err
-	}
-	return nil
+	return s.journal.Admit()
 }
 
-func health(w http.ResponseWriter, err error) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.Header().Set("Cache-Control", "no-store")
-	if err != nil {
-		w.WriteHeader(http.StatusServiceUnavailable)
-		_, _ = fmt.Fprintln(w, err)
-		return
+// status is what GET /v1/status tells.
+func (s *server) status(build buildInfo) any {
+	return proxyStatus{
+		Version: build.Version, PID: os.Getpid(), Proxy: s.proxyAddr, Metrics: s.metricsAddr, Data: s.data,
+		Snapshot: s.pipeline.Binding().Snapshot.Digest(), Draining: s.draining.Load(),
 	}
-	_, _ = fmt.Fprintln(w, "ok")
+}
+
+// adminConfig is what the admin API tells beyond actions.
+func (s *server) adminConfig(build buildInfo) proxy.Admin {
+	return proxy.Admin{
+		Status:        func() any { return s.status(build) },
+		JournalStats:  func(context.Context) (any, error) { return statsOf(s.journal) },
+		JournalVerify: func(ctx context.Context) (any, error) { return verifyRunning(ctx, s.journal) },
+	}
 }

@@ -213,7 +213,7 @@ func (c *Canary) Find(where ...Where) ([]Place, error) {
 			case d.Type()&fs.ModeSymlink != 0:
 				target, err := os.Readlink(path)
 				if err != nil {
-					return nil //nolint:nilerr // gone meanwhile
+					return nil
 				}
 				data = []byte(target)
 			case d.Type().IsRegular():

@@ -211,7 +211,7 @@ func Start(t testing.TB, c Command) *Process {
 
 func start(t testing.TB, c Command) *Process {
 	t.Helper()
-	cmd := exec.Command(c.Path, c.Args...) //nolint:gosec,noctx // a test's own program; ended by Kill
+	cmd := exec.Command(c.Path, c.Args...)
 	cmd.Env = append(CleanEnv(), c.Env...)
 	cmd.Dir = c.Dir
 	cmd.Stdin = c.Stdin

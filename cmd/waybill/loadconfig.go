@@ -1,0 +1,114 @@
+package main
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"waybill/inject"
+	"waybill/internal/config"
+	"waybill/proxy"
+	"waybill/routes"
+)
+
+// loadedConfig is a configuration file in the form in which the parts take it.
+type loadedConfig struct {
+	snapshot      *routes.Snapshot
+	credentials   *inject.Store
+	callers       []proxy.StaticCaller
+	proxyListen   string
+	metricsListen string
+	adminListen   string
+	files         []string // whose content is part of it, the file itself first
+}
+
+// loadFile reads a configuration. Its error is config.Errors for mistakes in the file.
+func loadFile(path string) (*loadedConfig, []config.Problem, error) {
+	c, err := config.Load(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	store, err := inject.NewStore(c.Credentials)
+	if err != nil {
+		return nil, nil, err
+	}
+	out := &loadedConfig{
+		snapshot: c.Snapshot, credentials: store,
+		proxyListen: c.Listen.Proxy, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin,
+		files: append([]string{path}, c.Files...),
+	}
+	for _, caller := range c.Callers {
+		out.callers = append(out.callers, proxy.StaticCaller{Name: caller.Name, TokenSHA256: caller.TokenSHA256})
+	}
+	return out, c.Warnings, nil
+}
+
+// loadConfig reads the configuration; its error has an exit code.
+func (a *app) loadConfig() (*loadedConfig, error) {
+	path := a.configPath()
+	cfg, _, err := loadFile(path)
+	if err != nil {
+		return nil, configError(path, err)
+	}
+	return cfg, nil
+}
+
+func (a *app) loadSnapshot() (*routes.Snapshot, error) {
+	cfg, err := a.loadConfig()
+	if err != nil {
+		return nil, err
+	}
+	return cfg.snapshot, nil
+}
+
+// configuredAdmin is listen.admin, or "" when there is none or no configuration:
+// reading commands do not need a good one.
+func (a *app) configuredAdmin() string {
+	if a.adminFlag != "" {
+		return ""
+	}
+	cfg, _, err := loadFile(a.configPath())
+	if err != nil {
+		return ""
+	}
+	return cfg.adminListen
+}
+
+// configFacts is what a program's environment depends on.
+type configFacts struct {
+	snapshot            *routes.Snapshot // nil: nothing is known
+	tunnel              bool             // default: tunnel
+	secretVars          []string         // variables from which secrets are read
+	callersAuthenticate bool
+	proxyListen         string
+}
+
+func (a *app) loadFacts() (*configFacts, error) {
+	cfg, err := a.loadConfig()
+	if err != nil {
+		return nil, err
+	}
+	return &configFacts{
+		snapshot: cfg.snapshot, tunnel: cfg.snapshot.Default() == routes.Tunnel, secretVars: cfg.credentials.EnvNames(),
+		callersAuthenticate: len(cfg.callers) > 0, proxyListen: cfg.proxyListen,
+	}, nil
+}
+
+// routed reports whether a route takes the host.
+func (f *configFacts) routed(host string) bool {
+	return f.snapshot != nil && slices.ContainsFunc(f.snapshot.Routes(), func(r *routes.Route) bool { return r.TakesHost(host) })
+}
+
+// injects reports whether a route that takes the host injects something.
+func (f *configFacts) injects(host string) bool {
+	return f.snapshot != nil && slices.ContainsFunc(f.snapshot.Routes(), func(r *routes.Route) bool { return len(r.Inject) > 0 && r.TakesHost(host) })
+}
+
+// configText is an error of the configuration as one line of a log.
+func configText(err error) string {
+	var problems config.Errors
+	if errors.As(err, &problems) {
+		return strings.ReplaceAll(problems.Error(), "\n", " | ")
+	}
+	return err.Error()
+}

@@ -1,0 +1,166 @@
+package journal
+
+import (
+	"encoding/binary"
+	"log/slog"
+	"time"
+
+	"github.com/dgraph-io/badger/v4"
+
+	"waybill/dispatch"
+)
+
+// Retention drops the chunks of results that have expired. Events, projections and
+// manifests stay: the action remains what it was, and its result is said to be gone
+// (dispatch.ErrResultDropped), never executed again (CONTRACT H7).
+
+const (
+	// sweepChunks bounds the keys that one maintenance step removes.
+	sweepChunks = 512
+	// sweepGrace bounds what a wrong clock can expire at a start: the retention clock
+	// starts no later than this after the newest event, and then follows the
+	// monotonic clock (M3, T5).
+	sweepGrace = 24 * time.Hour
+)
+
+// startSweeper runs Sweep now and then until Close.
+func (j *Journal) startSweeper(newest time.Time) {
+	base := j.opt.Now()
+	if limit := newest.Add(sweepGrace); !newest.IsZero() && base.After(limit) {
+		base = limit
+	}
+	started := time.Now()
+	if j.opt.SweepInterval < 0 {
+		return
+	}
+	j.background.Go(func() {
+		t := time.NewTicker(j.opt.SweepInterval)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+				if _, err := j.Sweep(base.Add(time.Since(started))); err != nil {
+					j.log.Warn("journal: retention", slog.Any("error", err))
+				}
+			case <-j.closing:
+				return
+			case <-j.poisoned:
+				return
+			}
+		}
+	})
+}
+
+// expired is one result whose time has come.
+type expired struct {
+	key     []byte // of the expiry index
+	id      dispatch.ActionID
+	attempt int
+}
+
+// Sweep drops every result that expired before now, and returns how many. It works
+// in small steps that go through the committer like everything else.
+func (j *Journal) Sweep(now time.Time) (dropped int, err error) {
+	for {
+		due, err := j.due(now)
+		if err != nil || len(due) == 0 {
+			return dropped, err
+		}
+		for _, e := range due {
+			bytes, did, err := j.drop(e)
+			if err != nil {
+				return dropped, err
+			}
+			if did {
+				dropped++
+				j.stats.mu.Lock()
+				j.stats.dropped++
+				j.stats.mu.Unlock()
+				j.opt.Metrics.Dropped(1, bytes)
+			}
+		}
+	}
+}
+
+// due returns some of the results that expired before now.
+func (j *Journal) due(now time.Time) (out []expired, err error) {
+	limit := now.UnixMilli()
+	err = j.view(func(txn *badger.Txn) error {
+		it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famExpiry}})
+		defer it.Close()
+		for it.Rewind(); it.Valid() && len(out) < 64; it.Next() {
+			key := it.Item().KeyCopy(nil)
+			if len(key) != 29 {
+				continue
+			}
+			if int64(binary.BigEndian.Uint64(key[1:])) >= limit {
+				return nil
+			}
+			out = append(out, expired{key: key, id: dispatch.ActionID(key[9:25]), attempt: int(binary.BigEndian.Uint32(key[25:]))})
+		}
+		return nil
+	})
+	return out, err
+}
+
+// drop marks the manifest, then removes the chunks, then the index entry. A crash in
+// between leaves the entry: the next sweep goes on.
+func (j *Journal) drop(e expired) (bytes int64, did bool, err error) {
+	var m *manifest
+	if err := j.view(func(txn *badger.Txn) (err error) {
+		m, err = j.readManifest(txn, e.id, e.attempt)
+		return err
+	}); err != nil {
+		return 0, false, err
+	}
+	if m != nil && !m.Dropped {
+		bytes, did = m.Bytes, true
+		m.Dropped = true
+		key := keyManifest(e.id, e.attempt)
+		if err := j.maintain([]entry{{key: key, value: j.seal.seal(key, nil, encodeManifest(m))}}); err != nil {
+			return 0, false, err
+		}
+	}
+	for {
+		var gone []entry
+		if err := j.view(func(txn *badger.Txn) error {
+			it := txn.NewIterator(badger.IteratorOptions{Prefix: prefixChunks(e.id, e.attempt)})
+			defer it.Close()
+			for it.Rewind(); it.Valid() && len(gone) < sweepChunks; it.Next() {
+				gone = append(gone, entry{key: it.Item().KeyCopy(nil), remove: true})
+			}
+			return nil
+		}); err != nil {
+			return 0, false, err
+		}
+		finished := len(gone) < sweepChunks
+		if finished {
+			gone = append(gone, entry{key: e.key, remove: true})
+		}
+		if err := j.maintain(gone); err != nil {
+			return 0, false, err
+		}
+		if finished {
+			return bytes, did, nil
+		}
+	}
+}
+
+// maintain writes entries without events, through the committer.
+func (j *Journal) maintain(entries []entry) error {
+	if err := j.accepting(); err != nil {
+		return err
+	}
+	r := &request{done: make(chan struct{}), entered: time.Now(), maint: entries}
+	j.mu.RLock()
+	closed := j.closed
+	if !closed {
+		j.queue <- r
+	}
+	j.mu.RUnlock()
+	if closed {
+		return ErrClosed
+	}
+	<-r.done
+	return r.err
+}
