@@ -183,6 +183,10 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 				j.answer(r, nil) // the caller has left: nothing of it is written
 				continue
 			}
+			if r.call != nil {
+				j.answer(r, r.call())
+				continue
+			}
 			fits, err := j.stage(txn, st, r)
 			switch {
 			case err != nil:

@@ -86,9 +86,10 @@ type request struct {
 	request []byte  // the key that holds the caller's request id; nil: none
 	caller  digest  // of ACTION_ACCEPTED
 	relaxed bool
-	held    int64   // of the budget
-	boot    bool    // a BOOT frame: no action
-	maint   []entry // maintenance of this package: entries without events
+	held    int64        // of the budget
+	boot    bool         // a BOOT frame: no action
+	maint   []entry      // maintenance of this package: entries without events
+	call    func() error // run between two groups; nothing is written
 	// recovering lets a request through that a start makes.
 	recovering bool
 
@@ -571,6 +572,26 @@ func (j *Journal) readProjection(txn *badger.Txn, id dispatch.ActionID) (*projec
 		return nil, &CorruptError{What: "projection does not decode", Action: id}
 	}
 	return p, nil
+}
+
+// between runs f between two groups: nothing is being written while it runs. Where
+// there is no committer, or it has stopped, nothing ever is.
+func (j *Journal) between(f func() error) error {
+	if j.finished == nil || j.Cause() != nil {
+		return f()
+	}
+	r := &request{done: make(chan struct{}), entered: time.Now(), call: f}
+	if err := j.enqueue(context.Background(), r); err != nil {
+		if errors.Is(err, ErrStopped) {
+			return f()
+		}
+		return err
+	}
+	<-r.done
+	if errors.Is(r.err, dispatch.ErrIndeterminate) && j.Cause() != nil {
+		return f()
+	}
+	return r.err
 }
 
 // jsonEvents is used where an event is made here.

@@ -249,7 +249,11 @@ func (j *Journal) unlock() (w *witnessState, err error) {
 	}
 	w = &witnessState{}
 	if !j.hooks.NoWitness {
-		if w, err = readWitness(wdir, j.seal); err != nil {
+		raw, err := loadSegments(wdir)
+		if err != nil {
+			return nil, err
+		}
+		if w, err = scanWitness(raw, j.seal); err != nil {
 			if errors.Is(err, ErrCorrupt) {
 				err = fmt.Errorf("%w (or the data key is another journal's)", err)
 			}

@@ -86,10 +86,27 @@ type verifier struct {
 
 func (v *verifier) run() error {
 	j := v.j
-	txn := j.db.NewTransaction(false) // one view for everything
-	defer txn.Discard()
+	// One view for everything, taken between two groups, so that store and witness
+	// are at the same position.
+	var txn *badger.Txn
+	var raw []rawSegment
+	err := j.between(func() (err error) {
+		if j.db.IsClosed() {
+			return ErrClosed
+		}
+		txn = j.db.NewTransaction(false)
+		if !j.hooks.NoWitness {
+			raw, err = loadSegments(j.folder.path(nameWitness))
+		}
+		return err
+	})
+	if txn != nil {
+		defer txn.Discard()
+	}
+	if err != nil {
+		return err
+	}
 	var found bool
-	var err error
 	if v.head, found, err = j.readHead(txn, keyHead); err != nil {
 		return err
 	}
@@ -97,7 +114,7 @@ func (v *verifier) run() error {
 		v.head.hash = j.seal.genesis()
 	}
 	v.report.Seq, v.report.Head = v.head.seq, hex.EncodeToString(v.head.hash[:])
-	if err := v.readWitness(); err != nil {
+	if err := v.readWitness(raw); err != nil {
 		return err
 	}
 	if err := v.events(txn); err != nil {
@@ -115,14 +132,17 @@ func (v *verifier) run() error {
 // readWitness collects what the witness says about the part of the history that the
 // view holds. A group that a start found lost is on a branch that was left: it says
 // nothing about this chain.
-func (v *verifier) readWitness() error {
+func (v *verifier) readWitness(raw []rawSegment) error {
 	v.marks, v.named = make(map[uint64]digest), make(map[uint64]witnessRecord)
 	if v.j.hooks.NoWitness {
 		return nil
 	}
-	w, err := readWitness(v.j.folder.path(nameWitness), v.j.seal)
+	w, err := scanWitness(raw, v.j.seal)
 	if err != nil {
 		return err
+	}
+	if at, _ := w.last(); v.j.Cause() == nil && !v.j.opt.ReadOnly && !v.j.recovery.Quarantined && (at.seq != v.head.seq || at.hash != v.head.hash) {
+		return &CorruptError{What: "store and witness are at different positions", Seq: min(at.seq, v.head.seq) + 1}
 	}
 	for i := range w.segments {
 		s := &w.segments[i]
@@ -138,8 +158,8 @@ func (v *verifier) readWitness() error {
 			if lostLast > 0 && r.group >= lostFirst && r.group <= lostLast {
 				continue
 			}
-			if v.j.opt.ReadOnly && r.group > v.head.group || r.headSeq > v.head.seq || r.group > v.head.group {
-				continue // not in this view, or found lost by the next start
+			if r.headSeq > v.head.seq || r.group > v.head.group {
+				continue // the store does not have it: quarantine, or the next start finds it lost
 			}
 			v.report.WitnessRecords++
 			if r.headSeq > 0 {

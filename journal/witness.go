@@ -285,23 +285,39 @@ func witnessStore(dir string) (id storeID, found bool, err error) {
 	return id, false, nil
 }
 
-// readWitness scans all segments. Damage that no crash can have made is a
-// *CorruptError.
-func readWitness(dir string, seal *sealer) (*witnessState, error) {
+// rawSegment is a segment as it was read.
+type rawSegment struct {
+	number uint64
+	b      []byte
+}
+
+// loadSegments reads all segments of dir.
+func loadSegments(dir string) ([]rawSegment, error) {
 	numbers, err := listSegments(dir)
 	if err != nil {
 		return nil, err
 	}
-	m := newMacer(seal.witness)
-	w := &witnessState{}
-	for i, n := range numbers {
+	out := make([]rawSegment, 0, len(numbers))
+	for _, n := range numbers {
 		b, err := os.ReadFile(filepath.Join(dir, segmentName(n)))
 		if err != nil {
 			return nil, fmt.Errorf("journal: witness: %w", err)
 		}
+		out = append(out, rawSegment{n, b})
+	}
+	return out, nil
+}
+
+// scanWitness reads what the segments say. Damage that no crash can have made is a
+// *CorruptError.
+func scanWitness(raw []rawSegment, seal *sealer) (*witnessState, error) {
+	m := newMacer(seal.witness)
+	w := &witnessState{}
+	for i := range raw {
+		n, b := raw[i].number, raw[i].b
 		s, err := scanSegment(b, m, n)
 		if err != nil {
-			if i == len(numbers)-1 && !hasRecords(b, m, n) {
+			if i == len(raw)-1 && !hasRecords(b, m, n) {
 				// A crash between making the file and its header: nothing was ever in it.
 				w.unfinished = n
 				continue

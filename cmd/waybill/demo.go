@@ -23,6 +23,7 @@ type demo struct {
 	upstreams *demoUpstreams
 	proxy     *demoProxy
 	caller    *demoCaller
+	dropped   *demoAnswer // of the request whose repeats follow
 }
 
 // demoLine is one line of "waybill demo --json".
@@ -32,7 +33,7 @@ type demoLine struct {
 	Outcome         outcome.Outcome `json:"outcome"`
 	Retry           outcome.Retry   `json:"retry"`
 	Code            outcome.Code    `json:"code"`
-	UpstreamEffects int             `json:"upstream_effects"` // counted by the upstream
+	UpstreamEffects int             `json:"upstream_effects"` // of this request, counted by the upstream
 	OK              bool            `json:"ok"`
 	HTTPStatus      int             `json:"http_status,omitempty"` // of the answer to the caller
 	InvocationID    string          `json:"invocation_id,omitempty"`
@@ -54,7 +55,8 @@ func newDemo(a *app) *cobra.Command {
 upstreams on loopback. Needs no configuration and no network, and leaves nothing
 behind.
 
-UPSTREAM is how often the upstream did what it was asked for, by its own count.
+UPSTREAM is how often the upstream did what that line's request asked for, by its
+own count.
 The exit code is 1 when a line is not as the contract says.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -129,7 +131,8 @@ func (a *app) runDemo(ctx context.Context, asJSON, keep bool) (err error) {
 func (d *demo) play(ctx context.Context, sc *demoScenario) (demoLine, error) {
 	ctx, cancel := context.WithTimeout(ctx, demoStartLimit+demoRequestLimit)
 	defer cancel()
-	step, err := sc.play(ctx, d)
+	before := d.upstreams.applied(sc.path)
+	step, err := sc.play(ctx, d, sc.path)
 	if err != nil {
 		return demoLine{}, err
 	}
@@ -155,7 +158,7 @@ func (d *demo) play(ctx context.Context, sc *demoScenario) (demoLine, error) {
 	}
 	line.Phase, line.Outcome, line.Retry, line.Code = recorded.Phase, recorded.Outcome, recorded.Retry, recorded.Code
 	line.evidence = evidenceLine(doc.Envelope.Evidence)
-	line.UpstreamEffects = d.upstreams.applied(step.path)
+	line.UpstreamEffects = d.upstreams.applied(sc.path) - before
 
 	step.check(recorded == sc.want, "the journal says %s, the contract %s", outcome.FormatOutcome(recorded), outcome.FormatOutcome(sc.want))
 	step.check(line.UpstreamEffects == sc.effects, "the upstream counted %d effects, not %d", line.UpstreamEffects, sc.effects)

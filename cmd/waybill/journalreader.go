@@ -30,13 +30,20 @@ func openJournalReader(_ context.Context, _ *app, data string) (reader, error) {
 	return &journalReader{j}, nil
 }
 
+// hasJournal keeps reading commands from making a journal where there is none.
+func hasJournal(data string) error {
+	if _, err := os.Stat(filepath.Join(data, "journal")); err != nil {
+		return fail(exitUnavailable, "no proxy runs, and there is no journal in %s; give --data FOLDER, or start one with \"waybill serve\"", data)
+	}
+	return nil
+}
+
 func openForReading(data string) (*journal.Journal, error) {
-	dir := filepath.Join(data, "journal")
-	if _, err := os.Stat(dir); err != nil {
-		return nil, fail(exitUnavailable, "no proxy runs, and there is no journal in %s; give --data FOLDER, or start one with \"waybill serve\"", data)
+	if err := hasJournal(data); err != nil {
+		return nil, err
 	}
 	// Reading needs no promise of the file system.
-	j, _, err := journal.Open(journal.Options{Dir: dir, ReadOnly: true, AllowAnyFilesystem: true})
+	j, _, err := journal.Open(journal.Options{Dir: filepath.Join(data, "journal"), ReadOnly: true, AllowAnyFilesystem: true})
 	if err != nil {
 		return nil, journalError(data, err)
 	}

@@ -263,10 +263,15 @@ func (r *reader) syntax(err error, data []byte) {
 			// The library counts from 0 in some messages: never point behind the end.
 			n.Line = max(1, min(l, 1+bytes.Count(data, []byte("\n"))))
 		}
-		// Its own words, unless they could quote the file.
-		if text := m[2]; !strings.ContainsAny(text, "'\"`") {
+		if text := m[2]; strings.HasPrefix(text, "unknown anchor") {
+			what += ": an alias refers to an anchor that is not there" // the library would quote it
+		} else if text != "" {
 			what += ": " + text
 		}
+	}
+	if lines := bytes.Split(data, []byte("\n")); n.Line <= len(lines) {
+		line := lines[n.Line-1]
+		n.Column += len(line) - len(bytes.TrimLeft(line, " "))
 	}
 	r.fail(n, "", what, "check indentation, quotes and brackets at and above this line")
 }
@@ -306,8 +311,8 @@ func (r *reader) root(n *yaml.Node) *Config {
 	c := &Config{Version: 1, Listen: DefaultListen()}
 	if v, path, ok := o.get("version"); !ok {
 		r.fail(o.node, "version", "is missing", "add version: 1 as the first line")
-	} else if got, ok := r.integer(v, path, 1, 1<<30); ok && got != 1 {
-		r.fail(v, path, "is not known to this version", "write version: 1, or use a newer waybill")
+	} else if v, ok := r.deref(v, path); ok && (v.Kind != yaml.ScalarNode || v.Value != "1" || v.ShortTag() != "!!int") {
+		r.fail(v, path, "is no version this program knows", "write version: 1, or use a newer waybill")
 	}
 	if v, path, ok := o.get("callers"); ok {
 		c.Callers = r.callers(v, path)

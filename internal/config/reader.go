@@ -86,8 +86,10 @@ func kindName(n *yaml.Node) string {
 			return "empty"
 		case "!!bool":
 			return "a boolean"
-		case "!!int", "!!float":
+		case "!!int":
 			return "a number"
+		case "!!float":
+			return "a number with a fraction"
 		case "!!timestamp":
 			return "a date"
 		case "!!str":
@@ -158,6 +160,10 @@ func (r *reader) pairs(n *yaml.Node, path string, f func(key string, k, v *yaml.
 		}
 		if k.ShortTag() == "!!merge" {
 			r.fail(k, path, "merge keys are not supported", "write the values out")
+			continue
+		}
+		if k.Style == 0 && yaml11Bool(k.Value) {
+			r.fail(k, join(path, k.Value), "an unquoted "+k.Value+" is a boolean to many YAML readers", "put it in quotes")
 			continue
 		}
 		if first := seen[k.Value]; first != nil {
@@ -274,6 +280,11 @@ func (o *object) key(key string) *yaml.Node { return o.fields[key].key }
 
 // text reads a string. what names it in messages ("a host name").
 func (r *reader) text(n *yaml.Node, path, what string) (string, bool) {
+	return r.textOr(n, path, what, "put it in quotes")
+}
+
+// textOr is text with another advice for a number, a date and the like.
+func (r *reader) textOr(n *yaml.Node, path, what, fix string) (string, bool) {
 	n, ok := r.deref(n, path)
 	if !ok {
 		return "", false
@@ -290,7 +301,7 @@ func (r *reader) text(n *yaml.Node, path, what string) (string, bool) {
 	case tag == "!!null":
 		r.fail(n, path, "has no value", "give "+what+", or remove the key")
 	case tag != "!!str":
-		r.fail(n, path, "must be "+what+", is "+kindName(n), "put it in quotes")
+		r.fail(n, path, "must be "+what+", is "+kindName(n), fix)
 	case plain && yaml11Bool(n.Value):
 		// YAML 1.1 readers take it for a boolean, this one for text: nobody should have to
 		// know which one reads the file.
@@ -378,7 +389,7 @@ func (r *reader) integer(n *yaml.Node, path string, low, high int) (int, bool) {
 	}
 	fix := fmt.Sprintf("write a whole number from %d to %d, without quotes", low, high)
 	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!int" {
-		r.fail(n, path, "must be a number, is "+kindName(n), fix)
+		r.fail(n, path, "must be a whole number, is "+kindName(n), fix)
 		return 0, false
 	}
 	if !r.checkTag(n, path) {

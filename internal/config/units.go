@@ -103,11 +103,14 @@ func FormatDuration(d time.Duration) string {
 }
 
 func (o *object) size(key string, low, high int64) int64 {
-	s, ok := o.text(key, "a size such as 32MiB")
+	n, path, ok := o.get(key)
 	if !ok {
 		return 0
 	}
-	n, path, _ := o.get(key)
+	s, ok := o.r.textOr(n, path, "a size such as 32MiB", "add a unit: B, KiB, MiB or GiB")
+	if !ok {
+		return 0
+	}
 	v, ok := parseSize(s)
 	switch {
 	case !ok:
@@ -121,11 +124,14 @@ func (o *object) size(key string, low, high int64) int64 {
 }
 
 func (o *object) duration(key string, low, high time.Duration) time.Duration {
-	s, ok := o.text(key, "a duration such as 10m")
+	n, path, ok := o.get(key)
 	if !ok {
 		return 0
 	}
-	n, path, _ := o.get(key)
+	s, ok := o.r.textOr(n, path, "a duration such as 10m", "add a unit: d, h, m, s or ms")
+	if !ok {
+		return 0
+	}
 	v, ok := parseDuration(s)
 	switch {
 	case !ok:

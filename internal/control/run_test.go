@@ -89,14 +89,14 @@ type runner struct {
 	timeout time.Duration // of one run of the tests
 
 	mu        sync.Mutex
-	binaries  map[string]func() (string, error)
+	binaries  map[string]func() (binary, error)
 	baselines map[string]func() ([]contract.Claim, error)
 	n         int
 }
 
 func newRunner(root, dir string, timeout time.Duration) *runner {
 	return &runner{root: root, dir: dir, timeout: timeout,
-		binaries: map[string]func() (string, error){}, baselines: map[string]func() ([]contract.Claim, error){}}
+		binaries: map[string]func() (binary, error){}, baselines: map[string]func() ([]contract.Claim, error){}}
 }
 
 // Run returns nil if the tests of e pass with the protection on, and a test that
@@ -139,24 +139,37 @@ func (r *runner) Run(ctx context.Context, e entry) error {
 		strings.Join(res.failed, ", "), e.Group, strings.Join(claimants, ", "))
 }
 
+// binary is the test binary of a package.
+type binary struct {
+	path  string
+	flags []string
+}
+
 // binary builds the tests of a package with the tag.
-func (r *runner) binary(ctx context.Context, pkg string) (string, error) {
+func (r *runner) binary(ctx context.Context, pkg string) (binary, error) {
 	r.mu.Lock()
 	build, ok := r.binaries[pkg]
 	if !ok {
 		r.n++
 		// The name is the one that go test would give, since tests may look at it.
 		out := filepath.Join(r.dir, fmt.Sprintf("bin%d", r.n), path.Base(pkg)+".test")
-		build = sync.OnceValues(func() (string, error) {
+		build = sync.OnceValues(func() (binary, error) {
 			cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-tags", "waybill_controls", "-o", out, pkg)
 			cmd.Dir = r.root
 			if msg, err := cmd.CombinedOutput(); err != nil {
-				return "", fmt.Errorf("the tests of %s do not build: %w\n%s", pkg, err, msg)
+				return binary{}, fmt.Errorf("the tests of %s do not build: %w\n%s", pkg, err, msg)
 			}
-			if _, err := os.Stat(out); err != nil {
-				return "", fmt.Errorf("%s has no tests: %w", pkg, err)
+			text, err := os.ReadFile(out)
+			if err != nil {
+				return binary{}, fmt.Errorf("%s has no tests: %w", pkg, err)
 			}
-			return out, nil
+			bin := binary{path: out}
+			// A property that fails by intention is not worth a file in the source tree, nor a long search for
+			// its smallest example. The flags exist only where the library is linked in.
+			if bytes.Contains(text, []byte("rapid.nofailfile")) {
+				bin.flags = []string{"-rapid.nofailfile", "-rapid.shrinktime=1s"}
+			}
+			return bin, nil
 		})
 		r.binaries[pkg] = build
 	}
@@ -223,11 +236,12 @@ var verdictLine = regexp.MustCompile(`(?m)^\s*--- (FAIL|PASS): (\S+) \(`)
 
 // exec runs the tests as go test does, in the folder of their package, with the
 // protection named off switched off. claims is where they leave their claims, or "".
-func (r *runner) exec(ctx context.Context, bin, pkg, run, off, claims string) result {
+func (r *runner) exec(ctx context.Context, bin binary, pkg, run, off, claims string) result {
 	// The process is ended from outside only if its own time-out does not end it.
 	ctx, cancel := context.WithTimeout(ctx, r.timeout+15*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, bin, "-test.v", "-test.count=1", "-test.run="+run, "-test.timeout="+r.timeout.String())
+	args := append([]string{"-test.v", "-test.count=1", "-test.run=" + run, "-test.timeout=" + r.timeout.String()}, bin.flags...)
+	cmd := exec.CommandContext(ctx, bin.path, args...)
 	cmd.Dir = filepath.Join(r.root, filepath.FromSlash(pkg))
 	cmd.WaitDelay = 5 * time.Second
 	for _, kv := range os.Environ() {

@@ -4,6 +4,7 @@
 package journaltest
 
 import (
+	"context"
 	"testing"
 
 	"waybill/journal"
@@ -32,7 +33,7 @@ func OpenOptions(tb testing.TB, opt journal.Options) *journal.Journal {
 	}
 	tb.Cleanup(func() {
 		if j.Cause() == nil && !j.Closed() && !j.Recovery().Quarantined {
-			if _, err := j.Verify(tb.Context()); err != nil && tb.Context().Err() == nil {
+			if _, err := j.Verify(context.Background()); err != nil {
 				tb.Errorf("journaltest: the journal does not verify: %v", err)
 			}
 		}

@@ -1,0 +1,91 @@
+package e2e
+
+import (
+	"net/http"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"waybill/internal/contract"
+	"waybill/internal/testkit"
+)
+
+// requests is how many requests TestNoLeak sends: 1,000 in make test, 10,000 in
+// make test-long.
+func requests(t testing.TB) int {
+	v := os.Getenv("WAYBILL_TEST_REQUESTS")
+	if v == "" {
+		return 1000
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 {
+		t.Fatalf("WAYBILL_TEST_REQUESTS=%q is no count", v)
+	}
+	return n
+}
+
+var goroutines = regexp.MustCompile(`(?m)^go_goroutines (\d+)`)
+
+// TestNoLeak: many requests through one intercepted keep-alive connection leave
+// goroutines, descriptors and temporary files where they were.
+func TestNoLeak(t *testing.T) {
+	contract.Covers(t, "G12")
+	ca := testkit.NewCA(t)
+	origin := testkit.NewOrigin(t, testkit.OriginConfig{TLS: ca.Server(payHost)})
+	r := newRig(t, ca, rigOptions{origins: map[string]string{payHost: origin.Addr()}})
+	tmp := r.dir + "/tmp"
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r.env = []string{"TMPDIR=" + tmp}
+	r.start()
+	count := func() int {
+		m := goroutines.FindStringSubmatch(get(t, r.meters))
+		if m == nil {
+			t.Fatal("no go_goroutines")
+		}
+		n, err := strconv.Atoi(m[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	client := testkit.NewClient(t, testkit.ClientConfig{Proxy: r.addr, Roots: r.roots()})
+	send := func(i int) {
+		body := "amount=" + strconv.Itoa(i)
+		if i%100 == 0 {
+			body = strings.Repeat("x", 2<<20) // spooled to disk
+		}
+		if resp := testkit.Send(t, client, http.MethodPost, "https://"+payHost+"/v1/x", body); resp.Status != 200 {
+			t.Fatalf("%d: %d %s", i, resp.Status, resp.Body)
+		}
+	}
+	for i := range 20 {
+		send(i)
+	}
+	beforeG, beforeF := count(), testkit.FDs(t, r.p.PID())
+	n := requests(t)
+	for i := range n {
+		send(i)
+	}
+	// The journal opens and closes files of its own as it grows.
+	testkit.Settles(t, "goroutines", beforeG+5, count)
+	testkit.Settles(t, "file descriptors", beforeF+8, func() int { return testkit.FDs(t, r.p.PID()) })
+	for _, f := range testkit.DeletedFiles(t, r.p.PID()) {
+		if strings.Contains(f, "body-") {
+			t.Errorf("a spooled body is still open: %s", f)
+		}
+	}
+	if left := testkit.Files(t, tmp); len(left) != 0 {
+		t.Errorf("left in the temp folder: %v", left)
+	}
+	if got := origin.Count(http.MethodPost, "/v1/x"); got != n+20 {
+		t.Errorf("%d arrivals of %d", got, n+20)
+	}
+	conns := len(origin.Conns())
+	if conns > n/50+5 {
+		t.Errorf("%d connections to the origin for %d requests", conns, n)
+	}
+}
