@@ -9,7 +9,7 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"net/url"
-	"strings"
+	"regexp"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -212,21 +212,12 @@ func (c *conn) noResponse(ctx context.Context, err error) dispatch.Ending {
 	return end
 }
 
-// statusLine returns the first line of the current head, printable and capped.
-func (c *conn) statusLine() string {
-	line, _, _ := strings.Cut(string(c.tap.view().head), "\n")
-	line = strings.TrimSuffix(line, "\r")
-	const limit = 64
-	if len(line) > limit {
-		line = line[:limit]
-	}
-	return strings.Map(func(r rune) rune {
-		if r < 0x20 || r > 0x7e {
-			return '.'
-		}
-		return r
-	}, line)
-}
+// malformedStatus is as much of a status line as is told: the reason phrase and a
+// line that is no HTTP are the peer's free text, which may echo a secret (C2).
+var malformedStatus = regexp.MustCompile(`^HTTP/[0-9](\.[0-9])? [0-9]{1,6}`)
+
+// statusLine returns version and status of the current head, "" when it has none.
+func (c *conn) statusLine() string { return string(malformedStatus.Find(c.tap.view().head)) }
 
 // readBody reads the answer to its end and says whether the end was proven (G1).
 func (c *conn) readBody(ctx context.Context, out *dispatch.Outgoing, resp *http.Response, sink dispatch.Sink) dispatch.Ending {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,16 +18,11 @@ import (
 )
 
 // kills is how often TestKill kills: 25 in make test, 200 in make test-long.
-func kills(t testing.TB) int {
-	v := os.Getenv("WAYBILL_TEST_KILLS")
-	if v == "" {
-		return 25
+func kills() int {
+	if long() {
+		return 200
 	}
-	n, err := strconv.Atoi(v)
-	if err != nil || n < 1 {
-		t.Fatalf("WAYBILL_TEST_KILLS=%q is no count", v)
-	}
-	return n
+	return 25
 }
 
 // answer is what a client was told about one path.
@@ -171,7 +165,7 @@ func TestKill(t *testing.T) {
 	up := mixed(t, ca, payHost)
 	r := newRig(t, ca, rigOptions{origins: map[string]string{payHost: up.Addr()}})
 	l := &load{answers: make(map[string]answer)}
-	for range kills(t) {
+	for range kills() {
 		r.start()
 		stop := make(chan struct{})
 		wg := l.run(t, r, 16, payHost, stop)
@@ -183,8 +177,8 @@ func TestKill(t *testing.T) {
 	r.start()
 	unknown := l.check(t, r, up.Ledger, seed)
 	r.verify()
-	t.Logf("%d kills, %d requests, %d arrivals, %d unknown", kills(t), l.next.Load(), len(up.Arrivals()), unknown)
-	if unknown == 0 || len(up.Arrivals()) < kills(t) {
+	t.Logf("%d kills, %d requests, %d arrivals, %d unknown", kills(), l.next.Load(), len(up.Arrivals()), unknown)
+	if unknown == 0 || len(up.Arrivals()) < kills() {
 		t.Error("the kills hit nothing: this run shows nothing")
 	}
 }

@@ -14,16 +14,11 @@ import (
 
 // requests is how many requests TestNoLeak sends: 1,000 in make test, 10,000 in
 // make test-long.
-func requests(t testing.TB) int {
-	v := os.Getenv("WAYBILL_TEST_REQUESTS")
-	if v == "" {
-		return 1000
+func requests() int {
+	if long() {
+		return 10_000
 	}
-	n, err := strconv.Atoi(v)
-	if err != nil || n < 1 {
-		t.Fatalf("WAYBILL_TEST_REQUESTS=%q is no count", v)
-	}
-	return n
+	return 1000
 }
 
 var goroutines = regexp.MustCompile(`(?m)^go_goroutines (\d+)`)
@@ -66,7 +61,7 @@ func TestNoLeak(t *testing.T) {
 		send(i)
 	}
 	beforeG, beforeF := count(), testkit.FDs(t, r.p.PID())
-	n := requests(t)
+	n := requests()
 	for i := range n {
 		send(i)
 	}

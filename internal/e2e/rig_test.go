@@ -189,6 +189,9 @@ func (r *rig) verify() {
 	}
 }
 
+// long reports whether make test-long runs.
+func long() bool { return os.Getenv("WAYBILL_TEST_LONG") != "" }
+
 const patience = 20 * time.Second
 
 // get reads a URL without any proxy.
