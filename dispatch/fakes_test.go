@@ -31,10 +31,15 @@ func (t *trace) note(s string) {
 }
 
 // memJournal is a Journal in memory: what it took is "durable" when Append
-// returns. before runs ahead of each append and may hold it or fail it.
+// returns. before runs ahead of each append that is waited for, and may hold it or
+// fail it; taken runs when such an append can no longer be stopped. As in the real
+// one, a context that ends afterwards gives ErrIndeterminate, and the record is made.
 type memJournal struct {
 	before func(b Batch) error
+	taken  func(b Batch)
 	admit  error
+	// lag delays relaxed batches until the next one that is waited for.
+	lag bool
 
 	mu      sync.Mutex
 	seq     uint64
@@ -43,19 +48,65 @@ type memJournal struct {
 	chunks  map[ActionID][][]byte
 	ids     map[string]ActionID
 	order   []ActionID
-	*trace // shared with memTransport
+	queued  []Batch
+	// unreadable is what reads fail with.
+	unreadable error
+	*trace     // shared with memTransport
 }
 
 func newMemJournal(log *trace) *memJournal {
 	return &memJournal{records: make(map[ActionID]Record), events: make(map[ActionID][]StoredEvent), chunks: make(map[ActionID][][]byte), ids: make(map[string]ActionID), trace: log}
 }
 
-func (j *memJournal) Append(_ context.Context, b Batch) (Receipt, error) {
-	if j.before != nil {
+func (j *memJournal) Append(ctx context.Context, b Batch) (Receipt, error) {
+	if j.before != nil && !b.Relaxed {
 		if err := j.before(b); err != nil {
 			return Receipt{}, err
 		}
 	}
+	if ctx.Err() != nil {
+		return Receipt{}, ErrNotWritten
+	}
+	if j.taken != nil && !b.Relaxed {
+		j.taken(b)
+	}
+	if b.Relaxed && j.lag {
+		j.queue(b)
+		return Receipt{}, nil
+	}
+	for _, q := range j.unqueue() {
+		if _, err := j.write(q); err != nil {
+			return Receipt{}, err
+		}
+	}
+	r, err := j.write(b)
+	if err == nil && ctx.Err() != nil {
+		return Receipt{}, ErrIndeterminate
+	}
+	return r, err
+}
+
+// queue keeps a relaxed batch, with its own copy of the data.
+func (j *memJournal) queue(b Batch) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	b.Events = append([]Event(nil), b.Events...)
+	b.Chunks = append([]Chunk(nil), b.Chunks...)
+	for i := range b.Chunks {
+		b.Chunks[i].Data = bytes.Clone(b.Chunks[i].Data)
+	}
+	j.queued = append(j.queued, b)
+}
+
+func (j *memJournal) unqueue() []Batch {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	q := j.queued
+	j.queued = nil
+	return q
+}
+
+func (j *memJournal) write(b Batch) (Receipt, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	r := j.records[b.Action]
@@ -99,6 +150,9 @@ func (j *memJournal) Admit() error { return j.admit }
 func (j *memJournal) Action(_ context.Context, id ActionID) (Record, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if j.unreadable != nil {
+		return Record{}, j.unreadable
+	}
 	r, ok := j.records[id]
 	if !ok {
 		return Record{}, ErrActionNotFound
@@ -161,9 +215,10 @@ func (j *memJournal) last() Record {
 
 // memTransport plays endings.
 type memTransport struct {
-	t       testing.TB
+	t testing.TB
 	*trace
 	connect func(n int) error // nil: connected
+	made    func()            // runs when a connection was made
 	play    func(ctx context.Context, out *Outgoing, sink Sink) Ending
 
 	mu       sync.Mutex
@@ -192,6 +247,9 @@ func (m *memTransport) Connect(ctx context.Context, o *Order) (Conn, error) {
 	m.mu.Lock()
 	m.held++
 	m.mu.Unlock()
+	if m.made != nil {
+		m.made()
+	}
 	return &memConn{m: m}, nil
 }
 

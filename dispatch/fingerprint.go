@@ -7,6 +7,7 @@ import (
 	"hash"
 	"mime"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -46,20 +47,25 @@ func queryMark(out *Outgoing) string {
 	return ""
 }
 
-// sealOf digests everything that will be sent but the secret (CONTRACT D2, D5):
-// all forwarded fields except those that are injected.
-func sealOf(out *Outgoing, body *spool, injected []string, snapshot string) [sha256.Size]byte {
+// sealOf digests everything that will be sent but the secret (CONTRACT D2, D5): the
+// target, all forwarded fields except the values of those that are injected, the
+// body, and which credentials stand for the rest.
+func sealOf(out *Outgoing, body *spool, injected []string, identity, snapshot string) [sha256.Size]byte {
 	h := sha256.New()
-	field(h, "waybill seal 1", snapshot, out.Method, out.Target.Scheme, out.Target.Host, out.Authority, out.RawPath, queryMark(out), out.RawQuery)
+	field(h, "waybill seal 2", snapshot, identity, out.Method, out.Target.Scheme, out.Target.Host, strconv.Itoa(out.Target.Port), out.Authority,
+		out.RawPath, queryMark(out), out.RawQuery, strconv.FormatInt(out.Length, 10))
 	names := make([]string, 0, len(out.Header))
 	for name := range out.Header {
-		if !slices.Contains(injected, name) {
-			names = append(names, name)
-		}
+		names = append(names, name)
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		field(h, name)
+		if slices.Contains(injected, name) {
+			field(h, name, "injected", strconv.Itoa(len(out.Header[name])))
+			continue
+		}
+		// The number of values keeps them apart from the next field's name.
+		field(h, name, "as it came", strconv.Itoa(len(out.Header[name])))
 		field(h, out.Header[name]...)
 	}
 	if body != nil {
@@ -69,8 +75,19 @@ func sealOf(out *Outgoing, body *spool, injected []string, snapshot string) [sha
 }
 
 // shownTarget is the target as it may be recorded: names of query parameters stay,
-// their values do not (CONTRACT C2, LK-03).
+// their values do not (CONTRACT C2, LK-03). It is cut at maxShown: a record that is
+// too large for the journal would be refused as if the journal were at fault.
 func shownTarget(out *Outgoing) string {
+	s := wholeTarget(out)
+	if len(s) <= maxShown {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxShown], "") + "…"
+}
+
+const maxShown = 2 << 10
+
+func wholeTarget(out *Outgoing) string {
 	var b strings.Builder
 	b.WriteString(out.Target.Scheme)
 	b.WriteString("://")

@@ -3,9 +3,13 @@ package dispatch
 import (
 	"net/http"
 	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
 
+	"golang.org/x/net/http/httpguts"
+
+	"waybill/internal/control"
 	"waybill/outcome"
 	"waybill/routes"
 )
@@ -31,11 +35,48 @@ func removeHopByHop(h http.Header) {
 
 // removeOwn deletes every field that speaks for Waybill (CONTRACT V6).
 func removeOwn(h http.Header) {
+	if control.Off("V6-forged-fields-dropped") {
+		return
+	}
 	for name := range h {
-		if strings.HasPrefix(name, "Waybill-") {
+		if outcome.IsMemberField(name) {
 			delete(h, name)
 		}
 	}
+}
+
+// canonical returns a copy of h in which every field stands once under the canonical
+// form of its name: the rules here look fields up by it, and a second spelling would
+// pass them by. It reports false when a name is no token or a value could not be sent.
+func canonical(h http.Header) (http.Header, bool) {
+	out, valid := make(http.Header, len(h)), true
+	for _, name := range sortedNames(h) {
+		// Whitespace before the colon is removed (RFC 9112 §5.1); net/http keeps it in the
+		// names of an answer's fields.
+		key := strings.TrimRight(name, " \t")
+		if !httpguts.ValidHeaderFieldName(key) {
+			valid = false
+			continue
+		}
+		key = http.CanonicalHeaderKey(key)
+		for _, v := range h[name] {
+			if !httpguts.ValidHeaderFieldValue(v) {
+				valid = false
+				continue
+			}
+			out[key] = append(out[key], v)
+		}
+	}
+	return out, valid
+}
+
+func sortedNames(h http.Header) []string {
+	names := make([]string, 0, len(h))
+	for name := range h {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
 }
 
 // managed returns the canonical names that the route sets itself, which a caller
@@ -47,7 +88,7 @@ func managed(r *routes.Route) []string {
 	}
 	names := make([]string, 0, len(r.Inject)+2)
 	for i := range r.Inject {
-		names = append(names, r.Inject[i].Header)
+		names = append(names, http.CanonicalHeaderKey(r.Inject[i].Header))
 	}
 	if !r.PassAuthorization {
 		names = append(names, "Authorization", "Cookie")
@@ -58,9 +99,19 @@ func managed(r *routes.Route) []string {
 // outgoingHeader builds the fields that are forwarded, without the injected ones
 // (DESIGN 1.3). The submission's header is not changed.
 func outgoingHeader(s *Submission, r *routes.Route, pseudonym string) (http.Header, *Refusal) {
-	h := s.Header.Clone()
-	if h == nil {
-		h = make(http.Header)
+	h, valid := canonical(s.Header)
+	if !valid {
+		return nil, refusal(outcome.CodeInvalidRequest, "request.headers", "bad_field", "A header field has a name or a value that cannot be sent.")
+	}
+	if r.RejectManaged {
+		// Before Connection takes anything away: naming a managed field there is no way
+		// around the refusal (B1).
+		for _, name := range managed(r) {
+			if _, sent := h[name]; sent {
+				return nil, refusal(outcome.CodeHeaderForbidden, "request.headers."+strings.ToLower(name), "managed_field",
+					"This route sets the field itself; send the request without it.")
+			}
+		}
 	}
 	if refusal := checkUpgrade(h); refusal != nil {
 		return nil, refusal
@@ -76,14 +127,10 @@ func outgoingHeader(s *Submission, r *routes.Route, pseudonym string) (http.Head
 	removeHopByHop(h)
 	removeOwn(h)
 	for _, name := range managed(r) {
-		if _, sent := h[name]; !sent {
-			continue
-		}
-		if r.RejectManaged {
-			return nil, refusal(outcome.CodeHeaderForbidden, "request.headers."+strings.ToLower(name), "managed_field",
-				"This route sets the field itself; send the request without it.")
-		}
 		delete(h, name)
+	}
+	for _, name := range r.Strip {
+		h.Del(name)
 	}
 	// The body was spooled: Waybill answered a 100-continue itself, and frames the
 	// request anew.
@@ -155,11 +202,28 @@ func viaVersion(protocol string) string {
 
 // relayedHeader keeps the end-to-end fields of an origin's answer (CONTRACT G12).
 func relayedHeader(h http.Header) http.Header {
-	out := h.Clone()
-	if out == nil {
-		out = make(http.Header)
-	}
+	out, _ := canonical(h) // what is no field is left out
 	removeHopByHop(out)
 	removeOwn(out)
+	return out
+}
+
+// notInTrailers never count when they come as trailers: they decide framing, routing,
+// authentication or meaning (RFC 9110 §6.5.1) – and a Proxy-Status that comes after
+// Waybill's own member could speak in its name (V6).
+var notInTrailers = []string{"Authorization", "Cache-Control", "Content-Encoding", "Content-Length", "Content-Range", "Content-Type",
+	"Host", "Location", "Proxy-Status", "Retry-After", "Set-Cookie", "Www-Authenticate", outcome.HeaderShouldRetry, outcome.HeaderStripeShouldRetry}
+
+// relayedTrailer keeps the end-to-end trailer fields that came.
+func relayedTrailer(h http.Header) http.Header {
+	out := relayedHeader(h)
+	for name, values := range out {
+		if len(values) == 0 || slices.Contains(notInTrailers, name) {
+			delete(out, name)
+		}
+	}
+	if len(out) == 0 {
+		return nil
+	}
 	return out
 }

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,8 +15,10 @@ import (
 	"time"
 
 	"github.com/oklog/ulid/v2"
+	"golang.org/x/net/http/httpguts"
 
 	"waybill/inject"
+	"waybill/internal/control"
 	"waybill/internal/killpoint"
 	"waybill/metrics"
 	"waybill/outcome"
@@ -153,7 +156,12 @@ type action struct {
 	setup      *SetupError
 	claimed    bool
 	accepted   Accepted
-	recorded   bool // ACTION_ACCEPTED was appended
+	recorded   bool   // ACTION_ACCEPTED was appended
+	started    Record // the projection with DISPATCH_STARTED
+	noted      bool   // the local cause is on record
+
+	// interims holds 1xx answers for the caller's own goroutine (see await).
+	interims chan interim
 
 	mu     sync.Mutex
 	left   bool // the caller does not wait any more
@@ -161,6 +169,15 @@ type action struct {
 	reply  *Reply
 	finish chan struct{}
 }
+
+// interim is a 1xx answer on its way to the caller (CONTRACT G4).
+type interim struct {
+	status int
+	header http.Header
+}
+
+// maxInterims bounds those that wait for a slow caller; more are dropped.
+const maxInterims = 16
 
 func (a *action) now() time.Time { return a.p.cfg.Clock.Now() }
 
@@ -179,12 +196,13 @@ func (a *action) stage(s metrics.Stage) {
 // dispatch its end stops the action (F10), afterwards it only ends the wait (F5).
 // The reply is never nil.
 func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
-	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), finish: make(chan struct{})}
+	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), finish: make(chan struct{}), interims: make(chan interim, maxInterims)}
 	a.mark = a.start
 	a.accepted = Accepted{Caller: s.Caller.ID, RequestID: s.RequestID, Method: s.Method, Protocol: s.Protocol}
 	p.cfg.Metrics.InFlight(1)
 	if !p.enter() {
 		defer p.cfg.Metrics.InFlight(-1)
+		defer a.unclaim()
 		return a.refuse(refusal(outcome.CodeDraining, "", "draining", ""))
 	}
 	handed := false
@@ -216,13 +234,18 @@ func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
 // close ends the action's books: spooled body, claims, counters.
 func (a *action) close() {
 	a.body.close()
+	a.unclaim()
+	a.p.cfg.Metrics.InFlight(-1)
+	a.p.running.Done()
+}
+
+// unclaim gives the request id free: the journal knows who has it.
+func (a *action) unclaim() {
 	if a.claimed {
 		a.p.mu.Lock()
 		delete(a.p.claims, claim{a.s.Caller.ID, a.s.RequestID})
 		a.p.mu.Unlock()
 	}
-	a.p.cfg.Metrics.InFlight(-1)
-	a.p.running.Done()
 }
 
 // prepare does everything up to the built request: validation, binding, duplicate
@@ -247,6 +270,10 @@ func (a *action) prepare(ctx context.Context) *Reply {
 		Repeatable: a.repeatable, BodyBytes: a.out.Length}})
 	a.stage(metrics.StageAccept)
 	if refused := a.attach(ctx); refused != nil {
+		if gone(ctx) {
+			// What the store said while its context ended is not why this action stops (F10).
+			refused = a.cancelled(outcome.CredentialInjection)
+		}
 		return a.refuse(refused)
 	}
 	a.stage(metrics.StageCredential)
@@ -258,6 +285,11 @@ func (a *action) aim(context.Context) *Refusal {
 	s := a.s
 	invalid := func(field, reason, detail string) *Refusal {
 		return refusal(outcome.CodeInvalidTarget, field, reason, detail)
+	}
+	if !httpguts.ValidHeaderFieldName(s.Method) {
+		// Nothing of it is recorded: it may be the rest of another message.
+		s.Method, a.accepted.Method = "", ""
+		return refusal(outcome.CodeInvalidRequest, "request.method", "bad_method", "The method is not a token.")
 	}
 	if s.Scheme != "http" && s.Scheme != "https" {
 		return invalid("request.target.scheme", "scheme", "Only http and https targets are carried.")
@@ -307,6 +339,9 @@ func (a *action) aim(context.Context) *Refusal {
 	a.addressed = routes.Target{Scheme: s.Scheme, Host: host, Port: port}
 	a.out = &Outgoing{Method: s.Method, Target: a.addressed, Authority: authority(a.addressed), RawPath: s.RawPath, RawQuery: s.RawQuery, HasQuery: s.HasQuery}
 	a.accepted.Target = shownTarget(a.out)
+	if s.RawPath == "*" && (s.Method != http.MethodOptions || s.HasQuery) {
+		return invalid("request.target.path", "asterisk_form", "The target \"*\" goes with OPTIONS only.")
+	}
 	if err := routes.CheckPath(s.RawPath); err != nil {
 		var bad *routes.PathError
 		reason := "path"
@@ -318,7 +353,25 @@ func (a *action) aim(context.Context) *Refusal {
 		a.accepted.Target = shownTarget(a.out)
 		return invalid("request.target.path", reason, "The path can be read in more than one way; write it without dot segments, backslashes and empty first segments.")
 	}
+	if !s.HasQuery && s.RawQuery != "" || !plainQuery(s.RawQuery) {
+		// net/http writes the query as it is: a space would end the request target, and
+		// what follows be read as something else (RFC 9112 §3).
+		a.out.HasQuery = false
+		a.accepted.Target = shownTarget(a.out)
+		return invalid("request.target.query", "forbidden_character", "The query holds a byte that must be percent-encoded.")
+	}
 	return nil
+}
+
+// plainQuery reports whether a query can be sent as it is (RFC 3986 §3.4, without the
+// bytes outside ASCII and "#").
+func plainQuery(q string) bool {
+	for i := range len(q) {
+		if q[i] <= ' ' || q[i] >= 0x7f || q[i] == '#' {
+			return false
+		}
+	}
+	return true
 }
 
 // authority is the Host field of a target: the default port is left out (RFC 9110 §7.2).
@@ -365,13 +418,7 @@ func (a *action) claim(ctx context.Context) *Refusal {
 		return nil
 	}
 	key := claim{a.s.Caller.ID, a.s.RequestID}
-	a.p.mu.Lock()
-	earlier, taken := a.p.claims[key]
-	if !taken {
-		a.p.claims[key] = a.id
-		a.claimed = true
-	}
-	a.p.mu.Unlock()
+	earlier, taken := a.hold(key)
 	if !taken {
 		id, err := a.p.cfg.Journal.ByRequestID(ctx, key.caller, key.requestID)
 		switch {
@@ -385,6 +432,18 @@ func (a *action) claim(ctx context.Context) *Refusal {
 		return nil
 	}
 	return a.exists(earlier)
+}
+
+// hold takes the request id for this action, or returns the running one that has it.
+func (a *action) hold(key claim) (earlier ActionID, taken bool) {
+	a.p.mu.Lock()
+	defer a.p.mu.Unlock()
+	if id, ok := a.p.claims[key]; ok && id != a.id {
+		return id, true
+	}
+	a.p.claims[key] = a.id
+	a.claimed = true
+	return ActionID{}, false
 }
 
 func (a *action) exists(earlier ActionID) *Refusal {
@@ -428,6 +487,9 @@ func (a *action) spool(context.Context) *Refusal {
 		return refusal(outcome.CodeInvalidRequest, "request.body", reasonBodyBroken, "The body ended before it was complete.")
 	}
 	a.body = body
+	if a.s.ContentLength >= 0 && body.length != a.s.ContentLength {
+		return refusal(outcome.CodeInvalidRequest, "request.body", reasonBodyBroken, "The body has another length than the request says.")
+	}
 	a.out.Length = body.length
 	if body.length > 0 || a.s.ContentLength != 0 || carriesBody(a.s.Method) {
 		a.out.Body = bodyOf(body)
@@ -443,7 +505,7 @@ func carriesBody(method string) bool {
 
 // guard refuses a suspected duplicate (CONTRACT O3).
 func (a *action) guard(ctx context.Context) *Refusal {
-	if a.repeatable {
+	if a.repeatable || control.Off("O3-duplicate-guard") {
 		return nil
 	}
 	rec, err := a.p.cfg.Journal.Guarding(ctx, a.s.Caller.ID, a.print)
@@ -484,8 +546,10 @@ func (a *action) attach(ctx context.Context) *Refusal {
 		if err != nil {
 			return credentialRefusal(err)
 		}
-		a.out.Header[in.Header] = []string{value}
-		a.injected = append(a.injected, in.Header)
+		// The canonical name, or the field would stand beside what was removed under it.
+		name := http.CanonicalHeaderKey(in.Header)
+		a.out.Header[name] = []string{value}
+		a.injected = append(a.injected, name)
 		a.secrets = append(a.secrets, value, string(got.Secret.Expose()))
 		used.ID = join(used.ID, got.ID)
 		used.Version = join(used.Version, got.Version)
@@ -495,8 +559,17 @@ func (a *action) attach(ctx context.Context) *Refusal {
 		a.add(Event{Type: CredentialAuthorized, Credential: &used})
 		a.identity = used.ID + "@" + used.Version
 	}
-	a.seal = sealOf(a.out, a.body, a.injected, a.binding.Snapshot.Digest())
+	if used.ID == "" || a.route.PassAuthorization {
+		// What the caller presents to the origin may authenticate the connection itself
+		// (Negotiate, NTLM): it is not shared with another caller (V4, RFC 9110 §3.3).
+		a.identity += " caller " + a.s.Caller.ID
+	}
+	a.seal = a.sealNow()
 	return nil
+}
+
+func (a *action) sealNow() [sha256.Size]byte {
+	return sealOf(a.out, a.body, a.injected, a.identity, a.binding.Snapshot.Digest())
 }
 
 func join(list, item string) string {
@@ -556,7 +629,9 @@ func (a *action) connect(ctx context.Context) (Conn, *Reply) {
 		a.setup = setupError(err)
 		f := setupFacts(a.setup)
 		a.p.cfg.Logger.Debug("connection setup failed", "action", a.id.String(), "code", f.Code.String(), "stage", string(a.setup.Stage), "reason", a.setup.Reason)
-		a.add(Event{Type: AttemptFailed, Attempt: a.tries, Ended: &Ended{Facts: f, Stage: a.setup.Stage, Reason: a.setup.Reason, Source: outcome.TransportObserved, Peer: a.setup.Peer}})
+		if !control.Off("E7-every-try-recorded") {
+			a.add(Event{Type: AttemptFailed, Attempt: a.tries, Ended: &Ended{Facts: f, Stage: a.setup.Stage, Reason: a.setup.Reason, Source: outcome.TransportObserved, Peer: a.setup.Peer}})
+		}
 		if f.Retry != outcome.Backoff || a.tries >= l.Tries || !pause(ctx, a.tries) {
 			if gone(ctx) {
 				return nil, a.refuse(a.cancelled(outcome.ConnectionSetup))
@@ -600,12 +675,20 @@ func pause(ctx context.Context, tries int) bool {
 // record makes DISPATCH_STARTED durable (CONTRACT F1, F9). When it returns nil the
 // boundary counts as crossed.
 func (a *action) record(ctx context.Context, conn Conn) *Reply {
-	if gone(ctx) {
+	switch {
+	case gone(ctx) && !control.Off("F10-gone-caller-stops"):
 		conn.Release()
 		return a.refuse(a.cancelled(outcome.ConnectionSetup))
+	case ctx.Err() != nil && !gone(ctx):
+		// The caller's own time is over: it would be told unknown of a request that is
+		// still here.
+		stage := conn.Info().Stage
+		conn.Release()
+		f, _ := outcome.Of(outcome.CodeConnectionTimeout)
+		return a.refuse(&Refusal{Facts: f, Reason: "caller_timeout", Stage: stage, Detail: "The time the caller wanted to wait was over before the request was sent."})
 	}
 	// D2: the last look at what will be sent; nothing changes it from here on.
-	if sealOf(a.out, a.body, a.injected, a.binding.Snapshot.Digest()) != a.seal || a.body != nil && !a.body.intact() {
+	if !control.Off("D2-seal-checked") && (a.sealNow() != a.seal || a.body != nil && !a.body.intact()) {
 		conn.Release()
 		return a.refuse(refusal(outcome.CodeSnapshotMismatch, "", "request_changed", "The request is not the one that was bound."))
 	}
@@ -615,30 +698,40 @@ func (a *action) record(ctx context.Context, conn Conn) *Reply {
 	a.accepted.Relaxed = relaxed
 	a.add(Event{Type: DispatchStarted, Attempt: a.tries, Dispatch: &info})
 	killpoint.At("dispatch-before-record")
-	rec, err := a.append(ctx, relaxed)
+	if control.Off("F1-durable-before-send") {
+		relaxed = true
+	}
+	// From here on the caller cannot stop it: a record that becomes durable after its
+	// caller left would stay open, unknown and without an attempt behind it (F9, M2).
+	receipt, err := a.append(context.WithoutCancel(ctx), relaxed)
 	a.stage(metrics.StageRecord)
 	switch {
 	case err == nil:
 		killpoint.At("dispatch-recorded")
 		a.recorded = true
-		_ = rec
+		a.started = receipt.Record
 		return nil
+	case errors.Is(err, ErrIndeterminate):
+		// Whatever else the error wraps.
+		return a.indeterminate(conn, err)
 	case errors.Is(err, ErrRequestIDTaken):
 		conn.Release()
-		return a.refuse(a.exists(rec.Earlier))
+		return a.refuse(a.exists(receipt.Earlier))
 	case errors.Is(err, ErrNotWritten):
 		conn.Release()
-		if gone(ctx) {
-			return a.refuse(a.cancelled(outcome.ConnectionSetup))
-		}
 		return a.journalUnavailable(outcome.ConnectionSetup, err)
 	default:
-		// The record may be on disk, so the answer may not contradict it (F9).
-		conn.Release()
-		a.p.cfg.Logger.Error("dispatch record is indeterminate", "action", a.id.String(), "err", err)
-		f, _ := outcome.Of(outcome.CodeJournalIndeterminate)
-		return a.unrecorded(f, "journal_indeterminate")
+		return a.indeterminate(conn, err)
 	}
+}
+
+// indeterminate answers when the record may be on disk: nothing is handed over, and
+// the answer does not contradict what may be found (F9).
+func (a *action) indeterminate(conn Conn, err error) *Reply {
+	conn.Release()
+	a.p.cfg.Logger.Error("dispatch record is indeterminate", "action", a.id.String(), "err", err)
+	f, _ := outcome.Of(outcome.CodeJournalIndeterminate)
+	return a.unrecorded(f, "journal_indeterminate")
 }
 
 // append hands the collected events to the journal. ACTION_ACCEPTED goes first.
@@ -672,11 +765,18 @@ func (a *action) refuse(r *Refusal) *Reply {
 		ended.EarlierAction = r.Earlier.String()
 	}
 	a.add(Event{Type: ActionRefused, Ended: ended})
+	if a.accepted.RequestID != "" {
+		if _, taken := a.hold(claim{a.s.Caller.ID, a.accepted.RequestID}); taken {
+			// A refusal does not take the token away from the action that runs under it.
+			a.accepted.RequestID = ""
+		}
+	}
+	relaxed := control.Off("M6-refusal-durable-before-answer")
 	// The caller may be gone; its record is written all the same.
-	receipt, err := a.append(context.Background(), false)
+	receipt, err := a.append(context.Background(), relaxed)
 	if errors.Is(err, ErrRequestIDTaken) {
 		a.accepted.RequestID = ""
-		receipt, err = a.append(context.Background(), false)
+		receipt, err = a.append(context.Background(), relaxed)
 	}
 	if err != nil {
 		return a.journalUnavailable(r.Phase, err)
@@ -686,7 +786,9 @@ func (a *action) refuse(r *Refusal) *Reply {
 	if a.route != nil {
 		route = a.route.Name
 	}
-	p.cfg.Metrics.Action(route, rec.Facts)
+	if !control.Off("S1-refusals-counted") {
+		p.cfg.Metrics.Action(route, rec.Facts)
+	}
 	reply := a.answer(rec, rec.Facts, r.Detail)
 	reply.Gone = r.Code == outcome.CodeCallerCancelled
 	a.log(rec, reply.Status)
@@ -707,16 +809,29 @@ func (a *action) unrecorded(f outcome.Facts, reason string) *Reply {
 	return a.answer(rec, f, "")
 }
 
-// await waits for run on behalf of the caller.
+// await waits for run on behalf of the caller, and passes 1xx answers on: in the
+// caller's own goroutine, so that one who does not read holds up nobody else (F5).
 func (a *action) await(ctx context.Context) *Reply {
-	select {
-	case <-a.finish:
-		return a.reply
-	case <-ctx.Done():
+	for {
+		select {
+		case i := <-a.interims:
+			a.s.Informational(i.status, i.header)
+			continue
+		default:
+		}
+		select {
+		case i := <-a.interims:
+			a.s.Informational(i.status, i.header)
+			continue
+		case <-a.finish:
+			return a.reply
+		case <-ctx.Done():
+		}
+		break
 	}
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	if a.reply != nil {
+		a.mu.Unlock()
 		return a.reply
 	}
 	a.left = true
@@ -724,20 +839,32 @@ func (a *action) await(ctx context.Context) *Reply {
 	if !gone(ctx) {
 		a.cause = "CALLER_TIMEOUT"
 	}
-	return a.interim(ctx)
+	a.mu.Unlock()
+	return a.leave(ctx)
 }
 
-// interim is the answer to a caller whose own time is over while the attempt goes on (F5).
-func (a *action) interim(ctx context.Context) *Reply {
+// leave is the answer to a caller whose own time is over while the attempt goes on (F5).
+func (a *action) leave(ctx context.Context) *Reply {
 	f := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: a.advice, Code: outcome.CodeRemoteTimeout}
 	rec, err := a.p.cfg.Journal.Action(context.WithoutCancel(ctx), a.id)
 	if err != nil {
-		rec = Record{ID: a.id, Relaxed: true, Facts: f, AcceptedAt: a.start}
+		rec = a.begun(f)
 	}
 	rec.LocalCause = a.cause
 	reply := a.answer(rec, f, "The time the caller wanted to wait is over; the attempt goes on.")
 	reply.Gone = gone(ctx)
 	return reply
+}
+
+// begun is the record as it was when the attempt started: what is known when the
+// journal cannot be read.
+func (a *action) begun(f outcome.Facts) Record {
+	rec := a.started
+	if rec.Events == 0 {
+		rec = Record{ID: a.id, Caller: a.s.Caller.ID, Method: a.s.Method, Target: a.accepted.Target, Relaxed: true, AcceptedAt: a.start}
+	}
+	rec.Facts = f
+	return rec
 }
 
 // log writes the one canonical line of an action.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"waybill/internal/control"
 	"waybill/outcome"
 )
 
@@ -357,11 +358,11 @@ func applyResolved(r *Record, ev *Event, seq uint64) error {
 		return illegal(ev, "attempt was not dispatched")
 	case ev.Ended == nil || ev.Ended.Outcome == outcome.OutcomeInvalid:
 		return illegal(ev, "no facts")
-	case ev.Ended.Outcome == outcome.NotAttempted:
+	case ev.Ended.Outcome == outcome.NotAttempted && !control.Off("F2-never-not-attempted-again"):
 		return illegal(ev, "the boundary was crossed (F2)")
 	case a.Ended && a.Facts.Outcome != outcome.Unknown:
 		return illegal(ev, "attempt is resolved (K2)")
-	case ev.Type == ResultCommitted && (ev.Result == nil || !a.Complete):
+	case ev.Type == ResultCommitted && (ev.Result == nil || !a.Complete && !control.Off("G1-committed-needs-completeness")):
 		return illegal(ev, "no complete response (G1, H1)")
 	case ev.Type == ResultCommitted && r.ResultOf == ev.Attempt:
 		return illegal(ev, "the attempt's result is on record (H7)")
@@ -474,7 +475,7 @@ func Interrupt(r *Record, now time.Time) (Event, bool) {
 	}
 	end := &Ended{Source: outcome.TransportObserved, Reason: "process_ended"}
 	ev := Event{Type: AttemptInterrupted, At: now, Ended: end}
-	if !r.Dispatched() {
+	if !r.Dispatched() || control.Off("M2-open-and-dispatched-is-unknown") {
 		end.Facts = outcome.Facts{Phase: r.Facts.Phase, Outcome: outcome.NotAttempted, Retry: outcome.Never, Code: outcome.CodeInternal}
 		return ev, true
 	}

@@ -62,8 +62,13 @@ func statusFacts(status int, c *routes.Contract, repeatable, timed bool, advice 
 
 // endingFacts says what an exchange without a complete answer means (CONTRACT F2, G2, G8).
 func endingFacts(end *Ending, advice outcome.Retry) outcome.Facts {
-	if f, fixed := outcome.Of(end.Code); fixed {
+	if f, fixed := outcome.Of(end.Code); fixed && f.Phase == outcome.RemoteExecution && f.Outcome != outcome.Committed {
 		return f // REMOTE_REFUSED, CLIENT_CERTIFICATE_REQUIRED, RESULT_LIMIT
 	}
-	return outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: advice, Code: end.Code}
+	f := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: advice, Code: end.Code}
+	if f.Validate() != nil {
+		// The boundary is crossed: no code of a transport says otherwise (F2).
+		return unresolvedFacts(advice)
+	}
+	return f
 }

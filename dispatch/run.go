@@ -8,8 +8,10 @@ import (
 	"hash"
 	"io"
 	"net/http"
+	"runtime/debug"
 	"strings"
 
+	"waybill/internal/control"
 	"waybill/internal/killpoint"
 	"waybill/metrics"
 	"waybill/outcome"
@@ -27,18 +29,7 @@ func bodyOf(s *spool) func() (io.Reader, error) {
 // caller: it ends under the route's own limit (CONTRACT F5).
 func (a *action) run(conn Conn) {
 	defer a.close()
-	ctx, cancel := context.WithTimeout(context.Background(), a.route.Limits.Timeout)
-	defer cancel()
-	sink := &resultSink{a: a, hash: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory)}
-	end := conn.Exchange(ctx, a.out, sink)
-	conn.Release()
-	a.stage(metrics.StageRemote)
-	killpoint.At("dispatch-exchanged")
-	if end.Err != nil {
-		// The text of a library error may quote the peer: kind only (L2).
-		a.p.cfg.Logger.Debug("exchange ended early", "action", a.id.String(), "code", end.Code.String(), "status", end.Status, "bytes", end.Bytes)
-	}
-	reply := a.resolve(&end, sink)
+	reply := a.attempt(conn)
 	a.stage(metrics.StageCommit)
 	killpoint.At("dispatch-committed")
 
@@ -50,8 +41,46 @@ func (a *action) run(conn Conn) {
 	if left {
 		a.p.cfg.Logger.Debug("nobody waits for the answer", "action", a.id.String(), "cause", cause)
 		_ = reply.Body.Close()
+		a.lateLeaving(cause)
 		reply.HandedOver(errors.New("caller left"))
 	}
+}
+
+// attempt makes the exchange and resolves it. A panic on the way – of a library that
+// met what it did not expect – ends this attempt and nothing else: what is known is
+// that it was dispatched. The panic's value may quote the request or the peer and goes
+// nowhere (C2); in a goroutine of its own it would be printed and end every action.
+func (a *action) attempt(conn Conn) (reply *Reply) {
+	end := &Ending{Code: outcome.CodeRemoteOutcomeUnknown}
+	released := false
+	defer func() {
+		if recover() == nil {
+			return
+		}
+		a.p.cfg.Logger.Error("panic in an attempt", "action", a.id.String(), "stack", string(debug.Stack()))
+		if !released {
+			conn.Release()
+		}
+		a.events = nil
+		f := unresolvedFacts(outcome.Reconcile)
+		f.Code = outcome.CodeInternal
+		a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: a.ended(f, end, outcome.TransportObserved)})
+		reply = a.commitUnresolved(f)
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), a.route.Limits.Timeout)
+	defer cancel()
+	sink := &resultSink{a: a, hash: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory)}
+	ending := conn.Exchange(ctx, a.out, sink)
+	end = &ending
+	released = true
+	conn.Release()
+	a.stage(metrics.StageRemote)
+	killpoint.At("dispatch-exchanged")
+	if end.Err != nil {
+		// The text of a library error may quote the peer: kind only (L2).
+		a.p.cfg.Logger.Debug("exchange ended early", "action", a.id.String(), "code", end.Code.String(), "status", end.Status, "bytes", end.Bytes)
+	}
+	return a.resolve(end, sink)
 }
 
 // resolve turns an ending into durable records and then into the answer
@@ -76,7 +105,10 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 	result.ExpiresAt = a.now().Add(a.route.Limits.Retention)
 	a.add(Event{Type: ResultCommitted, Attempt: a.tries, Ended: a.ended(facts, end, outcome.RemoteResponse), Result: result})
 	a.noteLeaving()
-	receipt, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: a.events, Chunks: sink.pending(), Relaxed: a.accepted.Relaxed})
+	// An answer that is read back from the journal must be there: a relaxed append
+	// returns before (F1 waives the wait, not the answer).
+	relaxed := a.accepted.Relaxed && sink.stored == 0 || control.Off("H1-durable-before-answer")
+	receipt, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: a.events, Chunks: sink.pending(), Relaxed: relaxed})
 	if err != nil {
 		return a.storeFailed(end, err)
 	}
@@ -104,9 +136,9 @@ func (a *action) evidence(end *Ending) {
 
 func (a *action) response(end *Ending) *Response {
 	r := &Response{Status: end.Status, Bytes: end.Bytes, ExpectedBytes: end.Expected, Framing: end.Framing}
-	if ps := strings.Join(end.Header["Proxy-Status"], ", "); ps != "" && !a.tells(ps) {
+	if ps := capped(strings.Join(end.Header["Proxy-Status"], ", "), 512); ps != "" && !a.tells(ps) {
 		// An intermediary's word about its own attempt (G10).
-		r.ProxyStatus = capped(ps, 512)
+		r.ProxyStatus = ps
 		r.Hop = "intermediary"
 	} else if end.Status == http.StatusBadGateway || end.Status == http.StatusGatewayTimeout {
 		r.Hop = "intermediary"
@@ -122,11 +154,23 @@ func (a *action) ended(f outcome.Facts, end *Ending, src outcome.Source) *Ended 
 	return e
 }
 
-// tells reports whether text of the origin holds a secret of this action (C2).
+// tellable is the length from which a piece of a secret counts as the secret.
+const tellable = 8
+
+// tells reports whether text of the origin holds a secret of this action, or a piece
+// of one: what the origin sent may be cut (C2).
 func (a *action) tells(text string) bool {
 	for _, s := range a.secrets {
-		if s != "" && (strings.Contains(text, s) || len(text) >= 8 && strings.Contains(s, text)) {
+		if s == "" {
+			continue
+		}
+		if strings.Contains(text, s) {
 			return true
+		}
+		for i := 0; i+tellable <= len(text); i++ {
+			if strings.Contains(s, text[i:i+tellable]) {
+				return true
+			}
 		}
 	}
 	return false
@@ -144,8 +188,21 @@ func (a *action) noteLeaving() {
 	a.mu.Lock()
 	left, cause := a.left, a.cause
 	a.mu.Unlock()
-	if left {
+	if left && !a.noted {
+		a.noted = true
 		a.add(Event{Type: CallerGone, Ended: &Ended{Reason: cause}})
+	}
+}
+
+// lateLeaving records a caller that left while the ending was being recorded.
+func (a *action) lateLeaving(cause string) {
+	if a.noted {
+		return
+	}
+	a.noted = true
+	ev := Event{Type: CallerGone, At: a.now(), Ended: &Ended{Reason: cause}}
+	if _, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: []Event{ev}, Relaxed: true}); err != nil {
+		a.p.cfg.Logger.Warn("a caller's leaving cannot be recorded", "action", a.id.String(), "err", err)
 	}
 }
 
@@ -184,9 +241,10 @@ func (a *action) commitUnresolved(f outcome.Facts) *Reply {
 func (a *action) fallback(f outcome.Facts) Record {
 	rec, err := a.p.cfg.Journal.Action(context.Background(), a.id)
 	if err != nil || rec.Events == 0 {
-		rec = a.current(Receipt{}, f)
+		rec = a.begun(f)
 	}
-	rec.Facts = f
+	// The attempt is over, whatever the records say of it until the next start.
+	rec.Facts, rec.Ended, rec.EndedAt = f, true, a.now()
 	return rec
 }
 
@@ -248,7 +306,7 @@ func (a *action) relay(rec Record, result *Result, sink *resultSink) *Reply {
 func (a *action) handedOver(hasResult bool) func(error) {
 	return func(err error) {
 		killpoint.At("dispatch-delivered")
-		if err == nil || !hasResult {
+		if err == nil || !hasResult || control.Off("H2-failed-delivery-recorded") {
 			return
 		}
 		ev := Event{Type: DeliveryFailed, At: a.now()}
@@ -273,14 +331,13 @@ type resultSink struct {
 }
 
 func (s *resultSink) Informational(status int, h http.Header) {
-	if s.a.s.Informational != nil && status != http.StatusContinue && status != http.StatusSwitchingProtocols {
-		// 100 was answered when the body was spooled. The lock keeps the caller's side
-		// in place while it is written to.
-		s.a.mu.Lock()
-		defer s.a.mu.Unlock()
-		if !s.a.left {
-			s.a.s.Informational(status, relayedHeader(h))
-		}
+	// 100 was answered when the body was spooled.
+	if s.a.s.Informational == nil || status <= http.StatusSwitchingProtocols || status >= http.StatusOK {
+		return
+	}
+	select {
+	case s.a.interims <- interim{status, relayedHeader(h)}:
+	default: // the caller does not keep up; nothing depends on a 1xx
 	}
 }
 
@@ -346,13 +403,6 @@ func (s *resultSink) finish(end *Ending) (*Result, error) {
 		}
 	}
 	return r, nil
-}
-
-func relayedTrailer(h http.Header) map[string][]string {
-	if len(h) == 0 {
-		return nil
-	}
-	return relayedHeader(h)
 }
 
 // bytesBody is a whole answer in memory.

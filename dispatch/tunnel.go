@@ -79,8 +79,9 @@ func (p *Pipeline) Tunnel(ctx context.Context, c Caller, authority string, estab
 	}
 	defer func() { _ = up.Close() }()
 	a.add(Event{Type: TunnelOpened, Tunnel: &TunnelInfo{Authority: name}})
-	if _, err := a.append(ctx, false); err != nil {
-		if errors.Is(err, ErrNotWritten) {
+	// As for a dispatch: a record that became durable after its caller left would stay open.
+	if _, err := a.append(context.WithoutCancel(ctx), false); err != nil {
+		if errors.Is(err, ErrNotWritten) && !errors.Is(err, ErrIndeterminate) {
 			return a.journalUnavailable(outcome.ConnectionSetup, err)
 		}
 		f, _ := outcome.Of(outcome.CodeJournalIndeterminate)

@@ -71,6 +71,8 @@ type stage struct {
 	changed map[dispatch.ActionID]*projection
 	taken   map[string]dispatch.ActionID
 	events  int
+	// checkpoint: a BOOT event marks what its start has walked as walked.
+	checkpoint bool
 }
 
 // run is the committer: the only goroutine that assigns sequence numbers.
@@ -279,6 +281,7 @@ func (j *Journal) stage(txn *badger.Txn, st *stage, r *request) (fits bool, err 
 		key := keyEvent(h.seq + 1)
 		value := j.seal.seal(key, h.hash[:], encodeFrame(dispatch.ActionID{}, j.boot, len(r.events), r.payload))
 		h.seq, h.hash = h.seq+uint64(len(r.events)), chain(key, value)
+		st.checkpoint = true
 		return j.merge(st, r, []entry{{key: key, value: value}}, nil, nil, h, len(r.events)), nil
 	}
 	old, err := j.current(txn, st, r.action)
@@ -579,7 +582,7 @@ func (j *Journal) transaction(st *stage) (*badger.Txn, error) {
 	if j.hooks.CheckpointEvery > 0 {
 		every = j.hooks.CheckpointEvery
 	}
-	checkpoint := st.head.seq-j.c.checkpoint >= every
+	checkpoint := st.checkpoint || st.head.seq-j.c.checkpoint >= every
 	if checkpoint {
 		st.entries = append(st.entries, entry{key: keyCheckpoint, value: j.seal.seal(keyCheckpoint, nil, hv)})
 	}

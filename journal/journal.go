@@ -31,7 +31,7 @@ type Journal struct {
 	recovery *Recovery
 	// named are the actions that the witness knows more of than the store does; set
 	// in quarantine and when opened for reading.
-	named map[dispatch.ActionID]uint32
+	named map[dispatch.ActionID]lostAttempt
 
 	queue  chan *request
 	budget *budget // bytes of sealed chunks that wait in the queue

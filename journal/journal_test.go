@@ -72,7 +72,7 @@ func TestRestartKeepsEverything(t *testing.T) {
 	a, b, c, d := newID(), newID(), newID(), newID()
 	mustAppend(t, j, toDispatch(a, "ci", "", "f"))
 	mustAppend(t, j, toResult(a, []byte("x")))
-	mustAppend(t, j, toDispatch(b, "ci", "", "f"))                                                        // dispatched, open
+	mustAppend(t, j, toDispatch(b, "ci", "", "f"))                                                            // dispatched, open
 	mustAppend(t, j, dispatch.Batch{Action: c, Events: []dispatch.Event{evAccepted("ci", ""), evBound("f")}}) // not dispatched, open
 	mustAppend(t, j, dispatch.Batch{Action: d, Events: []dispatch.Event{evAccepted("ci", ""), evRefused()}})
 	before := mustAction(t, j, a)

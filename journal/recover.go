@@ -131,12 +131,14 @@ func (j *Journal) open() error {
 	}
 	j.c.head, j.c.storeGroup, j.c.checkpoint = at.head, at.storeGroup, at.checkpoint
 	j.stats.seq.Store(at.head.seq)
+	if !j.recovery.Quarantined && !at.fresh {
+		if err := j.checkIDs(); err != nil {
+			return err
+		}
+	}
 	if j.recovery.Quarantined || j.opt.ReadOnly {
 		j.named = at.named
 		return nil
-	}
-	if err := j.checkIDs(at.fresh); err != nil {
-		return err
 	}
 
 	// A segment of its own for every start.
@@ -168,6 +170,15 @@ func (j *Journal) open() error {
 	// 8. The start itself, durable before anybody is served.
 	if err := j.recordBoot(at.fresh); err != nil {
 		return err
+	}
+	// What earlier segments name is on record by now.
+	if err := j.between(func() error {
+		if j.c.witness == nil {
+			return nil
+		}
+		return j.c.witness.retire(j.c.checkpoint)
+	}); err != nil {
+		return fmt.Errorf("journal: witness: %w", err)
 	}
 	j.startSweeper(newest)
 	return nil
@@ -274,7 +285,7 @@ type position struct {
 	// lost are the actions and attempts that lost groups name.
 	lost []lostAttempt
 	// named are the actions of which the witness knows more than the store.
-	named map[dispatch.ActionID]uint32
+	named map[dispatch.ActionID]lostAttempt
 }
 
 type lostAttempt struct {
@@ -356,9 +367,9 @@ func (j *Journal) compare(w *witnessState) (position, error) {
 			return &CorruptError{What: "the witness ends before the store", Seq: seen.seq + 1}
 		}
 		if len(at.lost) > 0 && at.named == nil {
-			at.named = make(map[dispatch.ActionID]uint32, len(at.lost))
+			at.named = make(map[dispatch.ActionID]lostAttempt, len(at.lost))
 			for _, l := range at.lost {
-				at.named[l.action] = uint32(l.attempt)
+				at.named[l.action] = l
 			}
 		}
 		if j.hooks.NoChain {
@@ -414,12 +425,12 @@ func (w *witnessState) namedAfter(stored, last uint64) (out []lostAttempt) {
 }
 
 // namedSince returns the actions that the witness names with events after seq.
-func (w *witnessState) namedSince(seq uint64) map[dispatch.ActionID]uint32 {
-	out := make(map[dispatch.ActionID]uint32)
+func (w *witnessState) namedSince(seq uint64) map[dispatch.ActionID]lostAttempt {
+	out := make(map[dispatch.ActionID]lostAttempt)
 	for i := range w.segments {
 		for k := range w.segments[i].records {
 			if r := &w.segments[i].records[k]; r.kind == kindEvent && r.seq > seq {
-				out[r.action] = r.attempt
+				out[r.action] = lostAttempt{r.action, max(int(r.attempt), 1), r.typ == dispatch.ActionRefused}
 			}
 		}
 	}
@@ -492,10 +503,7 @@ func (j *Journal) checkFrame(at head, key, value []byte) (n int, id dispatch.Act
 }
 
 // checkIDs binds the store to the witness's store id and refuses newer formats.
-func (j *Journal) checkIDs(fresh bool) error {
-	if fresh {
-		return nil // written with the BOOT event
-	}
+func (j *Journal) checkIDs() error {
 	return j.view(func(txn *badger.Txn) error {
 		v, found, err := get(txn, keyStore)
 		if err != nil {
@@ -713,8 +721,8 @@ func (j *Journal) project(rec dispatch.Record) dispatch.Record {
 	}
 	now := j.opt.Now()
 	seq := j.stats.seq.Load() + 1
-	if attempt, ok := j.named[rec.ID]; ok {
-		ev := dispatch.LostAction(int(attempt), now)
+	if l, ok := j.named[rec.ID]; ok && (!l.refused || rec.Events == 0) {
+		ev := dispatch.LostAction(l.attempt, now)
 		if next, err := dispatch.Apply(rec, &ev, seq); err == nil {
 			rec = next
 		}

@@ -253,6 +253,9 @@ func readAnswer(t testing.TB, r *bufio.Reader, method string) answer {
 	if err != nil {
 		t.Fatalf("body: %v", err)
 	}
+	if resp.Close {
+		resp.Header.Set("Connection", "close") // ReadResponse takes it away
+	}
 	return answer{resp.StatusCode, resp.Header, body, strings.TrimSpace(strings.TrimPrefix(resp.Status, strconv.Itoa(resp.StatusCode)))}
 }
 

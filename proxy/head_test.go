@@ -174,20 +174,26 @@ func TestGoodHeads(t *testing.T) {
 		wire string
 		ok   func(s seen) bool
 	}{
-		"HTTP/1.0":             {"GET http://pay.example.test/x HTTP/1.0\r\n\r\n", func(s seen) bool { return s.Authorities.URL == "pay.example.test" && s.Authorities.Host == "" && s.RawPath == "/x" }},
-		"leading empty lines":  {"\r\n\r\nGET http://pay.example.test/x HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "/x" }},
-		"no path":              {"GET http://pay.example.test HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "" && !s.HasQuery }},
-		"query only":           {"GET http://pay.example.test?a=b HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "" && s.HasQuery && s.RawQuery == "a=b" }},
-		"empty query":          {"GET http://pay.example.test/? HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "/" && s.HasQuery && s.RawQuery == "" }},
-		"bytes of the path":    {"GET http://pay.example.test/v1/@s%2fpkg;a=%2E?x=%zz HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "/v1/@s%2fpkg;a=%2E" && s.RawQuery == "x=%zz" }},
-		"dot segments":         {"GET http://pay.example.test/v1/../x\\y HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "/v1/../x\\y" }},
-		"two slashes":          {"GET http://pay.example.test//admin HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "//admin" }},
-		"Host disagrees":       {"GET http://evil.example.test/x HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.Authorities.URL == "evil.example.test" && s.Authorities.Host == "pay.example.test" }},
-		"https URL":            {"GET HTTPS://pay.example.test:8443/x HTTP/1.1\r\nHost: pay.example.test:8443\r\n\r\n", func(s seen) bool { return s.Scheme == "https" && s.Authorities.URL == "pay.example.test:8443" }},
-		"chunked with trailer": {"POST http://pay.example.test/x HTTP/1.1\r\n" + h11 + "Transfer-Encoding: Chunked\r\n\r\n2;x=y\r\nhi\r\n0\r\nX-Sum: 1\r\nAuthorization: no\r\n\r\n", func(s seen) bool { return string(s.body) == "hi" && s.trailer.Get("X-Sum") == "1" && len(s.trailer) == 1 && s.ContentLength == -1 }},
-		"obs-text":             {"GET http://pay.example.test/x HTTP/1.1\r\n" + h11 + "X: \xff\xfe\r\n\r\n", func(s seen) bool { return s.header.Get("X") == "\xff\xfe" }},
-		"GET with a body":      {"GET http://pay.example.test/x HTTP/1.1\r\n" + h11 + "Content-Length: 2\r\n\r\nhi", func(s seen) bool { return string(s.body) == "hi" && s.ContentLength == 2 }},
-		"length 0":             {"POST http://pay.example.test/x HTTP/1.1\r\n" + h11 + "Content-Length: 0\r\n\r\n", func(s seen) bool { return s.Submission.Body == nil && s.ContentLength == 0 }},
+		"HTTP/1.0": {"GET http://pay.example.test/x HTTP/1.0\r\n\r\n", func(s seen) bool {
+			return s.Authorities.URL == "pay.example.test" && s.Authorities.Host == "" && s.RawPath == "/x"
+		}},
+		"leading empty lines": {"\r\n\r\nGET http://pay.example.test/x HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "/x" }},
+		"no path":             {"GET http://pay.example.test HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "" && !s.HasQuery }},
+		"query only":          {"GET http://pay.example.test?a=b HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "" && s.HasQuery && s.RawQuery == "a=b" }},
+		"empty query":         {"GET http://pay.example.test/? HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "/" && s.HasQuery && s.RawQuery == "" }},
+		"bytes of the path":   {"GET http://pay.example.test/v1/@s%2fpkg;a=%2E?x=%zz HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "/v1/@s%2fpkg;a=%2E" && s.RawQuery == "x=%zz" }},
+		"dot segments":        {"GET http://pay.example.test/v1/../x\\y HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "/v1/../x\\y" }},
+		"two slashes":         {"GET http://pay.example.test//admin HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool { return s.RawPath == "//admin" }},
+		"Host disagrees": {"GET http://evil.example.test/x HTTP/1.1\r\n" + h11 + "\r\n", func(s seen) bool {
+			return s.Authorities.URL == "evil.example.test" && s.Authorities.Host == "pay.example.test"
+		}},
+		"https URL": {"GET HTTPS://pay.example.test:8443/x HTTP/1.1\r\nHost: pay.example.test:8443\r\n\r\n", func(s seen) bool { return s.Scheme == "https" && s.Authorities.URL == "pay.example.test:8443" }},
+		"chunked with trailer": {"POST http://pay.example.test/x HTTP/1.1\r\n" + h11 + "Transfer-Encoding: Chunked\r\n\r\n2;x=y\r\nhi\r\n0\r\nX-Sum: 1\r\nAuthorization: no\r\n\r\n", func(s seen) bool {
+			return string(s.body) == "hi" && s.trailer.Get("X-Sum") == "1" && len(s.trailer) == 1 && s.ContentLength == -1
+		}},
+		"obs-text":        {"GET http://pay.example.test/x HTTP/1.1\r\n" + h11 + "X: \xff\xfe\r\n\r\n", func(s seen) bool { return s.header.Get("X") == "\xff\xfe" }},
+		"GET with a body": {"GET http://pay.example.test/x HTTP/1.1\r\n" + h11 + "Content-Length: 2\r\n\r\nhi", func(s seen) bool { return string(s.body) == "hi" && s.ContentLength == 2 }},
+		"length 0":        {"POST http://pay.example.test/x HTTP/1.1\r\n" + h11 + "Content-Length: 0\r\n\r\n", func(s seen) bool { return s.Submission.Body == nil && s.ContentLength == 0 }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn := b.dial()
@@ -343,6 +349,7 @@ func served(t *testing.T, head []byte) {
 		DisableGeneralOptionsHandler: true, MaxHeaderBytes: 1 << 20, ErrorLog: newServerLog(discard),
 		Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 			ran.Store(true)
+			_ = client.Close() // or the server would wait for the body
 			panic(http.ErrAbortHandler)
 		}),
 		ConnState: func(_ net.Conn, s http.ConnState) {

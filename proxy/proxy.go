@@ -321,7 +321,7 @@ func (p *Proxy) handle(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		panic("proxy: a connection without state")
 	}
-	x := &exchange{p: p, conn: st, tunnel: st.tunnel, w: &answerWriter{ResponseWriter: w}}
+	x := &exchange{p: p, origin: r, conn: st, tunnel: st.tunnel, w: &answerWriter{ResponseWriter: w}}
 	if x.tunnel != nil {
 		x.caller = x.tunnel.caller
 	}
@@ -395,6 +395,7 @@ type exchangeKey struct{}
 // exchange is one request on its way through the front.
 type exchange struct {
 	p      *Proxy
+	origin *http.Request // net/http's own, which gets the trailer fields
 	conn   *connState
 	tunnel *tunnel // nil outside
 	head   headInfo

@@ -50,7 +50,7 @@ func (x *exchange) submission(r *http.Request) *dispatch.Submission {
 	s.Refused = x.destination(r, s)
 	if r.Body != nil && r.Body != http.NoBody && r.ContentLength != 0 {
 		s.Body = r.Body
-		s.Trailer = func() http.Header { return plainTrailer(r.Trailer) }
+		s.Trailer = func() http.Header { return plainTrailer(x.origin.Trailer) }
 	} else {
 		s.ContentLength = 0
 	}

@@ -1,6 +1,7 @@
 package routes
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -320,19 +321,25 @@ func (s *Snapshot) index() {
 			if suffix, ok := strings.CutPrefix(h, "*."); ok {
 				s.wildcard[suffix] = appendOnce(s.wildcard[suffix], c)
 			} else {
-				s.exact[h] = nil
+				s.exact[h] = appendOnce(s.exact[h], c)
 			}
 		}
 	}
 	// The list of an exact host holds its wildcards too, in file order, so that one
 	// look-up gives all candidates.
-	for h := range s.exact {
-		for _, c := range s.routes {
-			if c.takesHost(h) {
-				s.exact[h] = append(s.exact[h], c)
-			}
+	for h, list := range s.exact {
+		_, suffix, ok := strings.Cut(h, ".")
+		if wild := s.wildcard[suffix]; ok && len(wild) > 0 {
+			s.exact[h] = mergeOrdered(list, wild)
 		}
 	}
+}
+
+// mergeOrdered merges two lists in file order; a route in both is kept once.
+func mergeOrdered(a, b []*compiled) []*compiled {
+	out := append(slices.Clone(a), b...)
+	slices.SortFunc(out, func(x, y *compiled) int { return cmp.Compare(x.index, y.index) })
+	return slices.Compact(out)
 }
 
 func appendOnce(list []*compiled, c *compiled) []*compiled {
@@ -532,52 +539,82 @@ func (r *Route) AllowsCaller(name string) bool {
 	return len(r.Callers) == 0 || name != "" && slices.Contains(r.Callers, name)
 }
 
-// Shadows reports that every request b takes is taken by a, so that b is never
-// reached if a stands before it. It may miss a shadow (such as one that several
-// routes throw together); it never reports one that is not there. Routes must come
-// from a Snapshot.
-func Shadows(a, b *Route) bool {
-	for _, hb := range b.Match.Hosts {
-		if !slices.ContainsFunc(a.Match.Hosts, func(ha string) bool { return ha == hb || !strings.HasPrefix(hb, "*.") && hostMatches(ha, hb) }) {
-			return false
+// Shadow is a route that is never reached, since an earlier one takes everything it
+// takes.
+type Shadow struct {
+	Route *Route
+	By    *Route
+	Index int // of Route, in file order
+}
+
+// maxShadowWork bounds the comparisons of path patterns in Shadows: far more than
+// any set of routes that people keep needs.
+const maxShadowWork = 1 << 22
+
+// Shadows returns the routes that are never reached, in file order. It may miss one
+// (that several routes throw a shadow on together, or in a very large set); it never
+// returns one that could be reached.
+func (s *Snapshot) Shadows() []Shadow {
+	var out []Shadow
+	work := maxShadowWork
+	for _, b := range s.routes {
+		// Whatever shadows b also takes its first host.
+		var list []*compiled
+		if suffix, wild := strings.CutPrefix(b.Match.Hosts[0], "*."); wild {
+			list = s.wildcard[suffix]
+		} else {
+			list = s.candidates(b.Match.Hosts[0])
 		}
-	}
-	ea := a.endpoints()
-	for _, e := range b.endpoints() {
-		if !slices.Contains(ea, e) {
-			return false
-		}
-	}
-	if len(a.Match.Methods) > 0 {
-		if len(b.Match.Methods) == 0 {
-			return false
-		}
-		for _, m := range b.Match.Methods {
-			if !slices.Contains(a.Match.Methods, m) {
-				return false
+		for _, a := range list {
+			if a.index >= b.index || work < 0 {
+				break
+			}
+			work -= 1 + len(a.Match.Hosts)*len(b.Match.Hosts) + len(a.paths)*len(b.paths)
+			if a.shadows(b) {
+				out = append(out, Shadow{Route: &b.Route, By: &a.Route, Index: b.index})
+				break
 			}
 		}
 	}
-	if len(a.Match.Paths) == 0 {
-		return true
-	}
-	if len(b.Match.Paths) == 0 {
-		return false // b also takes "*" (of OPTIONS), which no pattern does
-	}
-	for _, pb := range b.Match.Paths {
-		gb, err := compileGlob(pb)
-		if err != nil {
-			return false
-		}
-		if !slices.ContainsFunc(a.Match.Paths, func(pa string) bool {
-			ga, err := compileGlob(pa)
-			return err == nil && ga.covers(&gb)
+	return out
+}
+
+func (c *compiled) shadows(b *compiled) bool {
+	for _, hb := range b.Match.Hosts {
+		if !slices.ContainsFunc(c.Match.Hosts, func(ha string) bool {
+			return ha == hb || !strings.HasPrefix(hb, "*.") && hostMatches(ha, hb)
 		}) {
 			return false
 		}
 	}
+	for _, e := range b.ports {
+		if !slices.Contains(c.ports, e) {
+			return false
+		}
+	}
+	if len(c.methods) > 0 {
+		if len(b.methods) == 0 {
+			return false
+		}
+		for _, m := range b.methods {
+			if !slices.Contains(c.methods, m) {
+				return false
+			}
+		}
+	}
+	if len(c.paths) == 0 {
+		return true
+	}
+	if len(b.paths) == 0 {
+		return false // b also takes "*" (of OPTIONS), which no pattern does
+	}
+	for i := range b.paths {
+		if !slices.ContainsFunc(c.paths, func(g glob) bool { return g.covers(&b.paths[i]) }) {
+			return false
+		}
+	}
 	// A refusal further down also takes lenient readings that an earlier pattern does not.
-	return !b.Deny || a.Deny
+	return !b.Deny || c.Deny
 }
 
 // nearest finds the route that came furthest along the conditions, which are

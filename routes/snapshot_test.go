@@ -253,12 +253,9 @@ func TestMatchAgainstWalk(t *testing.T) {
 			t.Fatalf("%v matches but may not be intercepted", target)
 		}
 		// A shadowed route is never the answer.
-		list := s.Routes()
-		for i, b := range list {
-			for _, a := range list[:i] {
-				if b.Name == got && Shadows(a, b) {
-					t.Fatalf("%s matched although %s is said to shadow it", b.Name, a.Name)
-				}
+		for _, sh := range s.Shadows() {
+			if sh.Route.Name == got {
+				t.Fatalf("%s matched although %s is said to shadow it", got, sh.By.Name)
 			}
 		}
 	})
@@ -569,7 +566,11 @@ func TestShadows(t *testing.T) {
 		{wild, any, true}, {any, wild, false}, {any, plain, true}, {plain, any, true}, {tls8, plain8, false}, {plain8, tls8, true},
 		{any, tls8, false}, {v1, deny, false}, {any, deny, true},
 	} {
-		if got := Shadows(tc.a, tc.b); got != tc.want {
+		a, b := *tc.a, *tc.b
+		a.Name, b.Name = "a", "b"
+		s := mustSnapshot(t, Deny, route("other", "o.test"), a, b)
+		got := s.Shadows()
+		if (len(got) == 1) != tc.want || len(got) == 1 && (got[0].Route.Name != "b" || got[0].By.Name != "a" || got[0].Index != 2) {
 			t.Errorf("%d: Shadows = %v", i, got)
 		}
 	}

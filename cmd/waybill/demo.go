@@ -60,7 +60,8 @@ own count.
 The exit code is 1 when a line is not as the contract says.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			// SIGPIPE too: "waybill demo | head" must not leave a proxy behind.
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 			defer stop()
 			ctx, cancel := context.WithTimeout(ctx, demoLimit)
 			defer cancel()

@@ -86,11 +86,11 @@ func (c *demoCaller) refusedConnect(resp *http.Response) error {
 
 // take reads an answer whole and what it says about the action.
 func (c *demoCaller) take(resp *http.Response) *demoAnswer {
-	a := &demoAnswer{Status: resp.StatusCode, Header: resp.Header, ID: resp.Header.Get("Waybill-Invocation")}
+	a := &demoAnswer{Status: resp.StatusCode, Header: resp.Header, ID: resp.Header.Get(outcome.HeaderInvocation)}
 	a.Body, a.Err = io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
 	c.keep(a)
-	if field := resp.Header.Get("Waybill-Outcome"); field != "" {
+	if field := resp.Header.Get(outcome.HeaderOutcome); field != "" {
 		if f, err := outcome.ParseOutcome(field); err == nil {
 			a.Facts = f
 		} else if a.Err == nil {

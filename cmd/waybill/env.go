@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -147,13 +149,13 @@ func (a *app) shellProxy(ctx context.Context, data string, login bool) (string, 
 			if err != nil {
 				return "", nil, err
 			}
-			return s.ProxyURL, facts, nil
+			return reachableURL(s.ProxyURL), facts, nil
 		}
 		st, err := client.status(ctx)
 		if err != nil {
 			return "", nil, err
 		}
-		return "http://" + st.Proxy, facts, nil
+		return "http://" + reachable(st.Proxy), facts, nil
 	case !errors.Is(err, errNotRunning):
 		return "", nil, err
 	case cfgErr != nil:
@@ -162,7 +164,30 @@ func (a *app) shellProxy(ctx context.Context, data string, login bool) (string, 
 		return "", nil, fail(exitUnavailable, "callers have to authenticate, and no proxy runs that could open a session; start it first: waybill serve")
 	}
 	_, _ = fmt.Fprintf(a.stderr, "waybill: no proxy runs yet; start it with \"waybill serve\"\n")
-	return "http://" + facts.proxyListen, facts, nil
+	return "http://" + reachable(facts.proxyListen), facts, nil
+}
+
+// reachable is the address at which programs of this machine reach a listener: one
+// that listens on every address is reached on loopback.
+func reachable(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return addr
+	}
+	if ip, err := netip.ParseAddr(host); host == "" || err == nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// reachableURL is reachable for the URL of a session.
+func reachableURL(s string) string {
+	u, err := url.Parse(s)
+	if err != nil {
+		return s
+	}
+	u.Host = reachable(u.Host)
+	return u.String()
 }
 
 // shells print a built environment.

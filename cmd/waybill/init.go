@@ -9,12 +9,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"waybill/configs"
 	"waybill/proxy"
 )
 
 // initDocument is what "waybill init --json" prints.
 type initDocument struct {
 	Config string `json:"config"`
+	Schema string `json:"schema"` // for editors; named in the configuration's first line
 	Data   string `json:"data"`
 	CA     string `json:"ca"`
 	Bundle string `json:"bundle"` // system roots and ours
@@ -78,22 +80,38 @@ func (a *app) initialise() (initDocument, error) {
 	if err != nil {
 		return doc, fail(exitFailure, "init: %w", err)
 	}
-	// O_EXCL: whatever came in between is not overwritten either.
+	if err := writeNew(path, configs.Example); err != nil {
+		return doc, err
+	}
+	schema := filepath.Join(filepath.Dir(path), "waybill.schema.json")
+	if _, err := os.Lstat(schema); err != nil {
+		if err := writeNew(schema, configs.ConfigSchema); err != nil {
+			return doc, err
+		}
+	}
+	return initDocument{Config: path, Schema: schema, Data: data, CA: ca, Bundle: bundle}, nil
+}
+
+// writeNew writes a file that must not be there: whatever came in between is not
+// overwritten either.
+func writeNew(path string, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {
-		return doc, alreadyThere(path)
+		return alreadyThere(path)
 	}
 	if err != nil {
-		return doc, fail(exitFailure, "init: %w", err)
+		return fail(exitFailure, "init: %w", err)
 	}
-	if _, err := f.Write(starterConfig()); err != nil {
-		_ = f.Close()
-		return doc, fail(exitFailure, "init: %w", err)
+	if _, err = f.Write(data); err == nil {
+		err = f.Sync()
 	}
-	if err := f.Close(); err != nil {
-		return doc, fail(exitFailure, "init: %w", err)
+	if cerr := f.Close(); err == nil {
+		err = cerr
 	}
-	return initDocument{Config: path, Data: data, CA: ca, Bundle: bundle}, nil
+	if err != nil {
+		return fail(exitFailure, "init: %w", err)
+	}
+	return nil
 }
 
 func alreadyThere(path string) error {

@@ -128,7 +128,14 @@ func (r *journalReader) Result(ctx context.Context, id dispatch.ActionID) (*stor
 	case err != nil:
 		return nil, fail(exitFailure, "stored result: %w", err)
 	}
-	return &storedResult{Status: res.Status, Header: http.Header(res.Header), Body: body}, nil
+	// As the running proxy gives it out.
+	h := http.Header(res.Header).Clone()
+	if h == nil {
+		h = http.Header{}
+	}
+	h.Set(outcome.HeaderInvocation, id.String())
+	h.Set(outcome.HeaderOutcome, outcome.FormatOutcome(rec.Shown()))
+	return &storedResult{Status: res.Status, Header: h, Body: body}, nil
 }
 
 // Close implements reader.
@@ -149,7 +156,7 @@ func (c *adminClient) Result(ctx context.Context, id dispatch.ActionID) (*stored
 	}
 	// A stored result carries the action's own outcome; an upstream cannot write this
 	// field (CONTRACT V6), so it tells the two apart.
-	f, err := outcome.ParseOutcome(resp.Header.Get("Waybill-Outcome"))
+	f, err := outcome.ParseOutcome(resp.Header.Get(outcome.HeaderOutcome))
 	if err == nil && !isNoResult(f.Code) {
 		return &storedResult{Status: resp.StatusCode, Header: resp.Header, Body: resp.Body}, nil
 	}

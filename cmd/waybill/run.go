@@ -108,11 +108,13 @@ func (a *app) join(ctx context.Context, data string, flags *runFlags) (*joined, 
 	// The child must not inherit a lowered core limit: here only the memory of this
 	// process is protected.
 	protectMemory()
+	logger := newLogger(a.stderr, level, "text")
+	redirectStandardLog(logger)
 	srv, err := startServer(ctx, a, serverOptions{
 		data:    data,
 		proxy:   "127.0.0.1:0",
 		metrics: listenNothing,
-		logger:  newLogger(a.stderr, level, "text"),
+		logger:  logger,
 
 		anyFilesystem: flags.anyFilesystem,
 	})
@@ -187,7 +189,7 @@ func (a *app) runJoined(cmd *cobra.Command, flags *runFlags, data string, j *joi
 		return 0, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	built, err := a.childEnvFor(cmd, &flags.envFlags, j.facts, s.ProxyURL, ca, dir).build()
+	built, err := a.childEnvFor(cmd, &flags.envFlags, j.facts, reachableURL(s.ProxyURL), ca, dir).build()
 	if err != nil {
 		return 0, fmt.Errorf("environment: %w", err)
 	}

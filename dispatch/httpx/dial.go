@@ -272,6 +272,8 @@ func alertName(id int) string {
 
 func tlsVersion(v uint16) string { return tls.VersionName(v) }
 
+var tls13 = tlsVersion(tls.VersionTLS13)
+
 func peerOf(addr string, cs *tls.ConnectionState) *outcome.Peer {
 	p := &outcome.Peer{Address: addr, Protocol: "http/1.1"}
 	if cs == nil {

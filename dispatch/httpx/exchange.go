@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"waybill/dispatch"
+	"waybill/internal/control"
 	"waybill/outcome"
 )
 
@@ -31,7 +32,8 @@ type conn struct {
 	reused bool
 	since  time.Time // of its rest; under Transport.mu
 
-	fresh    atomic.Bool // an Exchange was made
+	began    bool        // an Exchange was made, ever
+	fresh    atomic.Bool // an Exchange was made since Connect
 	reusable atomic.Bool // the last Exchange ended completely
 	pooled   atomic.Bool // given back; proven may put it into the pool
 	shut     sync.Once
@@ -67,6 +69,7 @@ func (c *conn) Release() {
 var (
 	errIdle    = errors.New("httpx: the origin was silent for too long")
 	errInterim = errors.New("httpx: too many interim answers")
+	errOrigin  = errors.New("httpx: the request is for another origin than the connection")
 )
 
 // maxInterim bounds the 1xx answers of one exchange (FR-06).
@@ -77,6 +80,12 @@ var bodyBuffers = sync.Pool{New: func() any { b := make([]byte, 32<<10); return 
 // Exchange crosses the dispatch boundary (dispatch.Conn).
 func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispatch.Sink) (end dispatch.Ending) {
 	c.fresh.Store(true)
+	if out.Target != c.key.target && !control.Off("V2-origin-checked-at-hand-over") {
+		// ClientConn looks at neither scheme nor host: what it is given it sends (V2).
+		return dispatch.Ending{Code: outcome.CodeRemoteOutcomeUnknown, Err: errOrigin}
+	}
+	first := !c.began
+	c.began = true
 	c.tap.mark()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -92,7 +101,6 @@ func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispat
 			if interim++; interim > maxInterim {
 				return errInterim
 			}
-			c.tap.interim()
 			sink.Informational(code, http.Header(h))
 			return nil
 		},
@@ -109,7 +117,7 @@ func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispat
 	}
 	resp, err := c.cc.RoundTrip(req)
 	if err != nil {
-		return c.noResponse(ctx, err)
+		return c.noResponse(ctx, err, first)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode < 200 {
@@ -187,8 +195,9 @@ func late(ctx context.Context) bool {
 }
 
 // noResponse classifies an exchange without a final header section. Only what the
-// tap saw counts; the text of an error never does.
-func (c *conn) noResponse(ctx context.Context, err error) dispatch.Ending {
+// tap saw counts; the text of an error never does. first: no exchange went before on
+// this connection.
+func (c *conn) noResponse(ctx context.Context, err error, first bool) dispatch.Ending {
 	v := c.tap.view()
 	end := dispatch.Ending{Code: outcome.CodeRemoteOutcomeUnknown, Err: err}
 	alert, alerted := remoteAlert(v.readErr)
@@ -197,7 +206,9 @@ func (c *conn) noResponse(ctx context.Context, err error) dispatch.Ending {
 		end.Code, end.Proof = outcome.CodeRemoteRefused, "RST_STREAM REFUSED_STREAM"
 	case c.tap.h2 && v.goaway && !v.headers:
 		end.Code, end.Proof = outcome.CodeRemoteRefused, fmt.Sprintf("GOAWAY last_stream_id=%d", v.lastStream)
-	case alerted && alert == alertCertificateRequired && v.read == 0:
+	case alerted && alert == alertCertificateRequired && v.read == 0 && first && c.peer.TLSVersion == tls13:
+		// The end of the handshake as the peer sees it. Later on the connection the alert
+		// may follow a request that was read (G8).
 		end.Code, end.Proof = outcome.CodeClientCertificateRequired, "TLS alert certificate_required"
 	case late(ctx):
 		end.Code = outcome.CodeRemoteTimeout
@@ -253,7 +264,7 @@ func (c *conn) readBody(ctx context.Context, out *dispatch.Outgoing, resp *http.
 		if err == nil {
 			continue
 		}
-		if !errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		if err != io.EOF { //nolint:errorlint // the clean end is io.EOF itself; a wrapped one is some other end (G1)
 			end.Code, end.Err = outcome.CodeRemoteResultIncomplete, err
 			if late(ctx) {
 				end.Code = outcome.CodeRemoteTimeout
@@ -261,6 +272,12 @@ func (c *conn) readBody(ctx context.Context, out *dispatch.Outgoing, resp *http.
 			return end
 		}
 		break
+	}
+	if v := c.tap.view(); !c.tap.h2 && !bodyless && (v.spaced || v.coding && !resp.ProtoAtLeast(1, 1)) {
+		// net/http passes over such a field, and other readers obey it: nobody knows where
+		// the body ends (RFC 9112 §5.1, §6.1; G1).
+		end.Code = outcome.CodeRemoteProtocolError
+		return end
 	}
 	end.Framing, end.Complete = c.framing(resp, bodyless, out.CloseDelimited)
 	if !end.Complete {
@@ -291,6 +308,6 @@ func (c *conn) framing(resp *http.Response, bodyless, acceptFIN bool) (string, b
 	case v.cleanFIN && acceptFIN:
 		return "tcp_close", true
 	default:
-		return "close_without_proof", false
+		return "close_without_proof", control.Off("G2-close-needs-proof")
 	}
 }

@@ -90,6 +90,7 @@ func (r *rig) send(o *dispatch.Order, out *dispatch.Outgoing) (dispatch.Ending, 
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), 20*time.Second)
 	defer cancel()
+	out.Target = o.Target
 	c, err := r.tr.Connect(ctx, o)
 	if err != nil {
 		r.t.Fatalf("connect: %v (%v)", err, errors.Unwrap(err))
@@ -348,9 +349,9 @@ func TestOwnAuthorityIsNoOrigin(t *testing.T) {
 // line of a log.
 func TestBytesAfterTheAnswer(t *testing.T) {
 	contract.Covers(t, "C2")
-	var lines bytes.Buffer
+	lines := &lockedBuffer{}
 	old := log.Writer()
-	log.SetOutput(&lines)
+	log.SetOutput(lines)
 	t.Cleanup(func() { log.SetOutput(old) })
 	rig := newRig(t)
 	canary := testkit.NewCanary(t)
@@ -367,6 +368,24 @@ func TestBytesAfterTheAnswer(t *testing.T) {
 	if strings.Contains(lines.String(), canary.Value()) {
 		t.Log("net/http prints unsolicited bytes to the standard logger; serve routes it away")
 	}
+}
+
+// lockedBuffer is written to by goroutines of net/http.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 // TestInterimAnswers: 1xx are passed on, bounded, and resolve nothing.

@@ -1,6 +1,7 @@
 package httpx
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -61,9 +62,7 @@ type tap struct {
 	waiting  bool      // between exchanges: no byte is expected from the peer
 	inRead   bool      // a Read of the wire is going on
 	lastSign time.Time // of life, in either direction
-	headDone bool      // HTTP/1: an empty line ended the current head
-	head     []byte    // first bytes of the current head, capped
-	tail     [4]byte
+	head     headWatch // HTTP/1
 
 	in, out frameParser
 	stream  uint32 // our stream of the current exchange
@@ -81,16 +80,9 @@ func (t *tap) mark() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.wrote, t.read, t.waiting = 0, 0, false
-	t.headDone, t.head, t.tail = false, t.head[:0], [4]byte{}
+	t.head.reset()
 	t.stream, t.refused, t.goaway, t.headers = 0, false, false, false
 	t.lastSign = time.Now()
-}
-
-// interim starts the head after a 1xx answer.
-func (t *tap) interim() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.headDone, t.head, t.tail = false, t.head[:0], [4]byte{}
 }
 
 // rest ends an exchange and reports whether the connection is proven to be
@@ -129,7 +121,7 @@ func (t *tap) Read(p []byte) (int, error) {
 		if t.h2 {
 			t.in.feed(p[:n], t.frameIn)
 		} else {
-			t.watchHead(p[:n])
+			t.head.feed(p[:n])
 		}
 	}
 	if err != nil && t.readErr == nil {
@@ -138,21 +130,74 @@ func (t *tap) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// watchHead looks for the empty line that ends a header section (RFC 9112 §2.1).
-func (t *tap) watchHead(p []byte) {
-	if t.headDone {
-		return
-	}
-	if room := maxHeadSample - len(t.head); room > 0 {
-		t.head = append(t.head, p[:min(room, len(p))]...)
-	}
-	for _, b := range p {
-		t.tail = [4]byte{t.tail[1], t.tail[2], t.tail[3], b}
-		if b == '\n' && (t.tail[2] == '\n' || t.tail[1] == '\n' && t.tail[2] == '\r') {
-			t.headDone = true
-			return
+// headWatch follows the header section of an HTTP/1 answer as it came (RFC 9112 §2.1),
+// past those of 1xx answers. It sees what net/http takes away.
+type headWatch struct {
+	done   bool   // an empty line ended the final head
+	sample []byte // first bytes of the current head, capped
+	line   []byte // first bytes of the current line, capped
+	lines  int    // of the current head that ended
+	coding bool   // it has a Transfer-Encoding field
+	spaced bool   // a field that frames the body has whitespace before its colon
+}
+
+// maxLineSample is more than the longest name that is looked for, and a colon.
+const maxLineSample = 32
+
+func (w *headWatch) reset() {
+	*w = headWatch{sample: w.sample[:0], line: w.line[:0]}
+}
+
+func (w *headWatch) feed(p []byte) {
+	for len(p) > 0 && !w.done {
+		n := bytes.IndexByte(p, '\n') + 1
+		ended := n > 0
+		if !ended {
+			n = len(p)
+		}
+		piece := p[:n]
+		p = p[n:]
+		w.sample = appendUpTo(w.sample, piece, maxHeadSample)
+		w.line = appendUpTo(w.line, piece, maxLineSample)
+		if ended {
+			w.endLine()
 		}
 	}
+}
+
+func appendUpTo(dst, p []byte, limit int) []byte {
+	return append(dst, p[:min(len(p), max(limit-len(dst), 0))]...)
+}
+
+// isInterim reports whether a head, as net/http reads its first line, is that of a 1xx
+// answer. 101 is final: it ends HTTP on the connection (RFC 9110 §15.2.2).
+func isInterim(head []byte) bool {
+	line, _, _ := bytes.Cut(head, []byte("\n"))
+	_, status, _ := bytes.Cut(bytes.TrimSuffix(line, []byte("\r")), []byte(" "))
+	status, _, _ = bytes.Cut(bytes.TrimLeft(status, " "), []byte(" "))
+	return len(status) == 3 && status[0] == '1' && string(status) != "101"
+}
+
+func (w *headWatch) endLine() {
+	defer func() { w.line = w.line[:0] }()
+	line := bytes.TrimRight(w.line, "\r\n")
+	if len(line) == 0 && w.lines > 0 {
+		if isInterim(w.sample) {
+			w.reset()
+			return
+		}
+		w.done = true
+		return
+	}
+	w.lines++
+	raw, _, found := bytes.Cut(line, []byte(":"))
+	if !found || w.lines == 1 {
+		return
+	}
+	name := bytes.Trim(raw, " \t")
+	coding := bytes.EqualFold(name, []byte("Transfer-Encoding"))
+	w.coding = w.coding || coding
+	w.spaced = w.spaced || (coding || bytes.EqualFold(name, []byte("Content-Length"))) && len(name) < len(raw)
 }
 
 func (t *tap) Write(p []byte) (int, error) {
@@ -201,6 +246,7 @@ type view struct {
 	readErr, writeErr error
 	headDone          bool
 	head              []byte
+	coding, spaced    bool // see headWatch
 	refused, goaway   bool
 	lastStream        uint32
 	headers           bool
@@ -211,8 +257,8 @@ type view struct {
 func (t *tap) view() view {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	v := view{wrote: t.wrote, read: t.read, readErr: t.readErr, writeErr: t.writeErr, headDone: t.headDone, head: append([]byte(nil), t.head...),
-		refused: t.refused, goaway: t.goaway, lastStream: t.maxSeen, headers: t.headers}
+	v := view{wrote: t.wrote, read: t.read, readErr: t.readErr, writeErr: t.writeErr, headDone: t.head.done, head: append([]byte(nil), t.head.sample...),
+		coding: t.head.coding, spaced: t.head.spaced, refused: t.refused, goaway: t.goaway, lastStream: t.maxSeen, headers: t.headers}
 	if errors.Is(t.readErr, io.EOF) {
 		v.closeNotify = t.raw != nil && !t.raw.sawEOF.Load()
 		v.cleanFIN = t.raw == nil

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"waybill/dispatch"
+	"waybill/internal/control"
 	"waybill/outcome"
 	"waybill/routes"
 )
@@ -154,6 +155,9 @@ func put(h hash.Hash, b []byte) {
 // fresh one. Errors are *dispatch.SetupError.
 func (t *Transport) Connect(ctx context.Context, o *dispatch.Order) (dispatch.Conn, error) {
 	key := poolKey{target: o.Target, requirements: requirements(o.Upstream), identity: o.Identity}
+	if control.Off("E6-pool-by-requirements") {
+		key = poolKey{target: o.Target}
+	}
 	if c := t.take(key, o.MaxRest); c != nil {
 		return c, nil
 	}

@@ -376,18 +376,10 @@ func extraDigest(creds []*credential, callers []Caller) []byte {
 // shadows warns of routes that are never reached (case CF-01 f: two routes that
 // match the same request are allowed, the first in the file wins).
 func (r *reader) shadows(s *routes.Snapshot, nodes []*yaml.Node) {
-	const maxPairs = 1 << 20 // the work grows with the square: enough for a thousand routes
-	list, pairs := s.Routes(), 0
-	for i, b := range list {
-		for _, a := range list[:i] {
-			if pairs++; pairs > maxPairs {
-				return
-			}
-			if routes.Shadows(a, b) {
-				r.warn(nodes[i], fmt.Sprintf("routes[%d]", i), fmt.Sprintf("the route %s is never reached: the earlier route %s takes everything it takes", quoted(b.Name), quoted(a.Name)), "put the narrower route first; the first match wins")
-				break
-			}
-		}
+	for _, sh := range s.Shadows() {
+		r.warn(nodes[sh.Index], fmt.Sprintf("routes[%d]", sh.Index),
+			"the route "+quoted(sh.Route.Name)+" is never reached: the earlier route "+quoted(sh.By.Name)+" takes everything it takes",
+			"put the narrower route first; the first match wins")
 	}
 }
 

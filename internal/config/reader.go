@@ -14,6 +14,8 @@ const (
 	// maxNodes bounds the nodes that are looked at, so that aliases of aliases cost no
 	// more than a large file does.
 	maxNodes = 200_000
+	// maxItems bounds one list of values: they are walked when a request is matched.
+	maxItems = 4096
 	// maxProblems bounds a report.
 	maxProblems = 100
 )
@@ -438,9 +440,12 @@ func (o *object) texts(key, what, example string, check func(string) (canonical,
 		return nil
 	}
 	var out []string
+	seen := map[string]bool{}
 	count := 0
 	listed := o.r.items(n, path, example, func(n *yaml.Node, path string) {
-		count++
+		if count++; o.tooMany(n, path, count) {
+			return
+		}
 		s, ok := o.r.text(n, path, what)
 		if !ok {
 			return
@@ -449,9 +454,10 @@ func (o *object) texts(key, what, example string, check func(string) (canonical,
 		switch {
 		case wrong != "":
 			o.r.fail(n, path, wrong, fix)
-		case contains(out, c):
+		case seen[c]:
 			o.r.fail(n, path, "is listed twice", "remove one of them")
 		default:
+			seen[c] = true
 			out = append(out, c)
 		}
 	})
@@ -461,26 +467,35 @@ func (o *object) texts(key, what, example string, check func(string) (canonical,
 	return out
 }
 
+// tooMany reports the first item beyond maxItems, and says so for the later ones.
+func (o *object) tooMany(n *yaml.Node, path string, count int) bool {
+	if count == maxItems+1 {
+		o.r.fail(n, path, fmt.Sprintf("the list has more than %d entries", maxItems), "use a wildcard, or several routes")
+	}
+	return count > maxItems
+}
+
 func (o *object) integers(key, example string, low, high int) []int {
 	n, path, ok := o.get(key)
 	if !ok {
 		return nil
 	}
 	var out []int
+	seen := map[int]bool{}
 	count := 0
 	listed := o.r.items(n, path, example, func(n *yaml.Node, path string) {
-		count++
-		v, ok := o.r.integer(n, path, low, high)
-		if !ok {
+		if count++; o.tooMany(n, path, count) {
 			return
 		}
-		for _, w := range out {
-			if w == v {
-				o.r.fail(n, path, "is listed twice", "remove one of them")
-				return
-			}
+		v, ok := o.r.integer(n, path, low, high)
+		switch {
+		case !ok:
+		case seen[v]:
+			o.r.fail(n, path, "is listed twice", "remove one of them")
+		default:
+			seen[v] = true
+			out = append(out, v)
 		}
-		out = append(out, v)
 	})
 	if listed && count == 0 {
 		o.r.fail(n, path, "is an empty list", "name at least one, or remove the key")

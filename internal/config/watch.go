@@ -180,7 +180,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 			return nil
 		case <-events:
 			soon()
-		case <-lost: // a queue that overflowed, for one: look for ourselves
+		case err := <-lost:
+			_ = err // whatever was lost, a queue that overflowed for one: look for ourselves
 			soon()
 		case <-settle.C:
 			latest = time.Time{}
