@@ -140,12 +140,13 @@ func TestRefusalFollowsItsRecord(t *testing.T) {
 		go func() { done <- b.Do(context.Background(), post("nowhere.example.test", "/", "a")) }()
 		synctest.Wait()
 		select {
-		case <-done:
+		case r := <-done:
 			t.Error("a refusal was answered before its record was durable")
+			done <- r
 		default:
-			close(release)
-			<-done
 		}
+		close(release)
+		<-done
 	})
 }
 
@@ -268,13 +269,10 @@ func TestInformationalIsFiltered(t *testing.T) {
 			t.Errorf("%d: %v", status, h)
 		}
 	}
-	seen := make(chan struct{})
 	b.tr.play = func(ctx context.Context, out *Outgoing, sink Sink) Ending {
 		for _, status := range []int{100, 101, 103, 200} {
 			sink.Informational(status, http.Header{"Link": {"</a>"}, "Connection": {"X"}, "X": {"1"}, "waybill-outcome ": {"committed"}})
 		}
-		go func() { time.Sleep(50 * time.Millisecond); close(seen) }()
-		<-seen
 		return answerWith(201, "made")(ctx, out, sink)
 	}
 	if r := b.Do(t.Context(), s); r.Status != 201 || !slices.Equal(got, []int{103}) {
@@ -543,5 +541,20 @@ func TestSealCoversWhatIsSent(t *testing.T) {
 	}
 	if seal(func(o *Outgoing) { o.Header["Authorization"] = []string{"rotated"} }, "pay@1") != want {
 		t.Error("the secret itself is in the seal")
+	}
+}
+
+// TestBoundaryOnRecord: two ways back across the boundary, without chance (F2, M2; the
+// properties are in record_test.go).
+func TestBoundaryOnRecord(t *testing.T) {
+	contract.Covers(t, "F2", "M2", "M4")
+	r := dispatched(t)
+	back := &Event{Type: AttemptResolved, Attempt: 1, At: testTime, Ended: &Ended{Facts: outcome.Facts{Phase: outcome.ConnectionSetup, Outcome: outcome.NotAttempted, Retry: outcome.Backoff, Code: outcome.CodeConnectionLost}}}
+	if after, err := Apply(r, back, 9); !errors.Is(err, ErrIllegalTransition) || after.Facts.Outcome != outcome.Unknown {
+		t.Errorf("%+v, %v", after.Facts, err)
+	}
+	ev, open := Interrupt(&r, testTime)
+	if !open || ev.Ended.Outcome != outcome.Unknown {
+		t.Errorf("open and dispatched at start-up: %+v", ev.Ended)
 	}
 }

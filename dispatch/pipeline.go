@@ -806,28 +806,28 @@ func (a *action) journalUnavailable(phase outcome.Phase, err error) *Reply {
 func (a *action) unrecorded(f outcome.Facts, reason string) *Reply {
 	a.p.cfg.Metrics.Unrecorded(f.Code)
 	rec := Record{ID: a.id, Caller: a.s.Caller.ID, Method: a.s.Method, Facts: f, Ended: true, AcceptedAt: a.start, Refusal: &Ended{Facts: f, Reason: reason}}
-	return a.answer(rec, f, "")
+	ev := rec.Evidence()
+	// Where the record may be on disk, no field of the answer denies it either (F9).
+	ev.DispatchStarted = f.Outcome == outcome.Unknown
+	return ownReply(a.id, rec, outcome.NewEnvelope(a.id.String(), f, "", ev), a.shape(&rec, f))
 }
 
 // await waits for run on behalf of the caller, and passes 1xx answers on: in the
 // caller's own goroutine, so that one who does not read holds up nobody else (F5).
 func (a *action) await(ctx context.Context) *Reply {
-	for {
+	for waiting := true; waiting; {
 		select {
 		case i := <-a.interims:
 			a.s.Informational(i.status, i.header)
-			continue
-		default:
-		}
-		select {
-		case i := <-a.interims:
-			a.s.Informational(i.status, i.header)
-			continue
 		case <-a.finish:
+			for len(a.interims) > 0 {
+				i := <-a.interims
+				a.s.Informational(i.status, i.header)
+			}
 			return a.reply
 		case <-ctx.Done():
+			waiting = false
 		}
-		break
 	}
 	a.mu.Lock()
 	if a.reply != nil {

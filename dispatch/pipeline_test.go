@@ -90,8 +90,9 @@ func TestNothingIsAnsweredBeforeTheResultIsDurable(t *testing.T) {
 		go func() { done <- b.Do(context.Background(), post("pay.example.test", "/v1/x", "a")) }()
 		synctest.Wait()
 		select {
-		case <-done:
+		case r := <-done:
 			t.Error("answered before the result was durable")
+			done <- r
 		default:
 		}
 		close(release)
@@ -119,6 +120,9 @@ func TestJournalFailsAtTheBoundary(t *testing.T) {
 		}
 		if n := b.tr.count(); n != 0 {
 			t.Errorf("%v: %d requests were handed over", c.err, n)
+		}
+		if got := r.Envelope.Evidence.DispatchStarted; got != (c.facts.Outcome == outcome.Unknown) {
+			t.Errorf("%v: dispatch_started %v", c.err, got)
 		}
 	}
 	b := newBench(t)

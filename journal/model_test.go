@@ -106,8 +106,8 @@ func checkApply(r dispatch.Record, ev dispatch.Event, seq uint64) (dispatch.Reco
 		return next, fmt.Errorf("after %s there is no outcome", ev.Type)
 	case r.Facts.Outcome == outcome.Committed && next.Facts.Outcome != outcome.Committed:
 		return next, fmt.Errorf("%s turned committed into %s (K2)", ev.Type, next.Facts.Outcome)
-	case next.Facts.Retry == outcome.FetchResult && next.Ended && next.Result == nil && ev.Type != dispatch.ActionRefused && next.Refusal == nil && next.Facts.Code == outcome.CodeDeliveryFailed:
-		return next, fmt.Errorf("%s advises to fetch a result that is not there", ev.Type)
+	case next.Failed && next.Result == nil:
+		return next, fmt.Errorf("%s leaves a failed delivery of a result that is not there", ev.Type)
 	case next.LastSeq != seq || next.Events != r.Events+1:
 		return next, fmt.Errorf("%s is not counted", ev.Type)
 	}

@@ -230,7 +230,7 @@ func (a *api) closeSession(id string) {
 	}
 	sums := []SessionSummary{}
 	index := map[SessionSummary]int{}
-	for rec, err := range a.p.journal.Actions(a.r.Context(), dispatch.Filter{Caller: "session:" + id}) {
+	for rec, err := range a.p.journal.Actions(a.r.Context(), dispatch.Filter{Caller: sessionPrefix + id}) {
 		if err != nil {
 			a.unreadable("", err)
 			return

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"iter"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -236,7 +237,7 @@ func (a *api) quarantined(id dispatch.ActionID) {
 
 // unreadable answers when the journal cannot be read: nothing is known.
 func (a *api) unreadable(id string, err error) {
-	a.p.log.Error("the journal cannot be read", "action", id, "err", err)
+	a.p.log.Error("the journal cannot be read", slog.String("action", id), slog.Any("err", err))
 	f := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.Reconcile, Code: outcome.CodeInternal}
 	env := outcome.NewEnvelope(id, f, "", outcome.Evidence{Reason: "journal_unreadable"})
 	a.envelope(&env, 0)
@@ -478,7 +479,7 @@ func (a *api) ack(rec dispatch.Record) {
 		batch := dispatch.Batch{Action: rec.ID, Events: []dispatch.Event{{Type: dispatch.ResultDelivered, At: time.Now()}}}
 		receipt, err := a.p.journal.Append(context.WithoutCancel(a.r.Context()), batch)
 		if err != nil {
-			a.p.log.Error("an acknowledgement could not be recorded", "action", rec.ID.String(), "err", err)
+			a.p.log.Error("an acknowledgement could not be recorded", slog.String("action", rec.ID.String()), slog.Any("err", err))
 			// The action's own outcome does not change with its acknowledgement.
 			retry := outcome.Never
 			if rec.Facts.Outcome == outcome.Unknown {

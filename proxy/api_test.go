@@ -491,6 +491,10 @@ func TestAdmin(t *testing.T) {
 	}
 	b.journal.record("session:"+s.ID, 200, nil, nil)
 	b.journal.record("session:"+s.ID, 200, nil, nil)
+	inTunnel := b.client(u.User, true)
+	if resp, err := inTunnel.Get("https://pay.example.test/"); err != nil || resp.StatusCode != 200 {
+		t.Fatalf("%v %v", resp, err)
+	}
 	if a := do("GET", "/v1/sessions", ""); !strings.Contains(string(a.body), s.ID) || strings.Contains(string(a.body), s.Token) {
 		t.Errorf("%s", a.body)
 	}
@@ -501,6 +505,10 @@ func TestAdmin(t *testing.T) {
 	}
 	if resp, err := b.client(u.User, false).Get("http://pay.example.test/"); err != nil || resp.StatusCode != 407 {
 		t.Errorf("after the end of the session: %v %v", resp, err)
+	}
+	b.pipe.requests()
+	if resp, err := inTunnel.Get("https://pay.example.test/"); err != nil || resp.StatusCode != 403 || len(b.pipe.requests()) != 0 {
+		t.Errorf("a tunnel outlives its session: %v %v", resp, err)
 	}
 	for _, bad := range []string{`{"name":"a b"}`, `{"nam":"a"}`, `{`, `{"name":"` + strings.Repeat("x", 100) + `"}`} {
 		if a := do("POST", "/v1/sessions", bad); a.status != 400 {

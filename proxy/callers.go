@@ -66,7 +66,7 @@ func (c *Callers) Authenticate(user, password string, remote net.Addr) (dispatch
 	if c.Sessions != nil {
 		for _, token := range []string{password, user} {
 			if s, ok := c.Sessions.lookup(token); ok {
-				return dispatch.Caller{ID: "session:" + s.ID, Name: s.Name, Session: s.ID}, true
+				return dispatch.Caller{ID: sessionPrefix + s.ID, Name: s.Name, Session: s.ID}, true
 			}
 		}
 	}
@@ -79,7 +79,7 @@ func (c *Callers) Authenticate(user, password string, remote net.Addr) (dispatch
 		}
 	}
 	if found >= 0 && password != "" {
-		return dispatch.Caller{ID: "caller:" + c.Static[found].Name, Name: c.Static[found].Name}, true
+		return dispatch.Caller{ID: callerPrefix + c.Static[found].Name, Name: c.Static[found].Name}, true
 	}
 	if c.Required() || !isLoopback(remote) || strings.HasPrefix(password, tokenPrefix) || strings.HasPrefix(user, tokenPrefix) {
 		return dispatch.Caller{}, false
@@ -93,6 +93,24 @@ func (c *Callers) Authenticate(user, password string, remote net.Addr) (dispatch
 	_, _ = fmt.Fprintf(mac, "%d:%s:%s", len(user), user, password) // a hash never fails
 	return dispatch.Caller{ID: "basic:" + hex.EncodeToString(mac.Sum(nil)[:8])}, true
 }
+
+// Valid reports whether a caller that authenticated earlier would still be let in: a
+// tunnel outlives a session's end and a reload of the configuration.
+func (c *Callers) Valid(caller dispatch.Caller) bool {
+	switch {
+	case caller.Session != "":
+		return c.Sessions != nil && c.Sessions.open(caller.Session)
+	case strings.HasPrefix(caller.ID, callerPrefix):
+		return slices.ContainsFunc(c.Static, func(s StaticCaller) bool { return s.Name == caller.Name })
+	default:
+		return !c.Required()
+	}
+}
+
+const (
+	callerPrefix  = "caller:"
+	sessionPrefix = "session:"
+)
 
 // isLoopback reports whether the peer is on this machine: a loopback address, or a
 // unix socket. A 4-in-6 form counts as the address inside.
@@ -184,12 +202,13 @@ type Sessions struct {
 
 	mu     sync.Mutex
 	byHash map[[sha256.Size]byte]Session
+	ids    map[string]struct{} // of byHash
 }
 
 // OpenSessions reads the sessions kept at path; "" keeps them in memory only. A file
 // that cannot be read or understood is an error: sessions are not silently forgotten.
 func OpenSessions(path string) (*Sessions, error) {
-	s := &Sessions{path: path, byHash: make(map[[sha256.Size]byte]Session)}
+	s := &Sessions{path: path, byHash: make(map[[sha256.Size]byte]Session), ids: make(map[string]struct{})}
 	if path == "" {
 		return s, nil
 	}
@@ -211,6 +230,7 @@ func OpenSessions(path string) (*Sessions, error) {
 		}
 		if time.Since(st.Opened) < sessionMaxAge {
 			s.byHash[[sha256.Size]byte(sum)] = st.Session
+			s.ids[st.ID] = struct{}{}
 		}
 	}
 	return s, nil
@@ -230,6 +250,7 @@ func (s *Sessions) Open(name string) (id, token string, err error) {
 	for h, old := range s.byHash {
 		if time.Since(old.Opened) >= sessionMaxAge {
 			delete(s.byHash, h)
+			delete(s.ids, old.ID)
 		}
 	}
 	if len(s.byHash) >= maxSessions {
@@ -240,6 +261,7 @@ func (s *Sessions) Open(name string) (id, token string, err error) {
 		delete(s.byHash, sum)
 		return "", "", err
 	}
+	s.ids[id] = struct{}{}
 	return id, token, nil
 }
 
@@ -254,6 +276,7 @@ func (s *Sessions) Close(id string) error {
 				s.byHash[h] = old
 				return err
 			}
+			delete(s.ids, id)
 			return nil
 		}
 	}
@@ -286,6 +309,14 @@ func (s *Sessions) lookup(token string) (Session, bool) {
 		return Session{}, false
 	}
 	return v, true
+}
+
+// open reports whether the session with this id is open.
+func (s *Sessions) open(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.ids[id]
+	return ok
 }
 
 // save writes the file anew; the caller holds mu. A crash leaves the old file or the new one.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"waybill/dispatch"
 	"waybill/internal/contract"
 )
 
@@ -64,6 +65,9 @@ func TestAuthenticate(t *testing.T) {
 		if ok != (c.want != "") || got.ID != c.want {
 			t.Errorf("%s: %q %v, want %q", c.name, got.ID, ok, c.want)
 		}
+		if ok && !c.callers.Valid(got) {
+			t.Errorf("%s: not valid any more", c.name)
+		}
 	}
 	a, _ := open.Authenticate("agent", "toktok", loopback)
 	again, _ := open.Authenticate("agent", "toktok", loopback)
@@ -72,6 +76,19 @@ func TestAuthenticate(t *testing.T) {
 	other, _ := (&Callers{IdentityKey: []byte("l")}).Authenticate("agent", "toktok", loopback)
 	if a != again || a.ID == b.ID || a.ID == moved.ID || a.ID == other.ID || !strings.HasPrefix(a.ID, "basic:") || a.Name != "" {
 		t.Errorf("%v %v %v %v %v", a, again, b, moved, other)
+	}
+	reloaded := &Callers{Static: []StaticCaller{{Name: "new"}}}
+	for _, gone := range []string{"caller:ci", "local", "session:" + id} {
+		c := dispatch.Caller{ID: gone}
+		switch gone {
+		case "caller:ci":
+			c.Name = "ci"
+		case "session:" + id:
+			c.Session = id
+		}
+		if reloaded.Valid(c) {
+			t.Errorf("%s outlives a reload", gone)
+		}
 	}
 	if open.Required() || !static.Required() {
 		t.Error("Required")

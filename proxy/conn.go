@@ -64,6 +64,7 @@ type headConn struct {
 	frameDeadline time.Time // ours: of a head that began, or of a stalled body
 	writeDeadline time.Time
 	closed        bool
+	used          bool // a head was accepted
 
 	scratch []byte // of the reading goroutine
 
@@ -72,8 +73,25 @@ type headConn struct {
 	onClose   func()
 }
 
-func newHeadConn(c net.Conn, limits Limits, t *tunnel, onClose func()) *headConn {
-	return &headConn{Conn: c, limits: limits, tunnel: t, onClose: onClose}
+// checked puts the head check in front of a connection and keeps track of it.
+func (p *Proxy) checked(c net.Conn, t *tunnel) *headConn {
+	hc := &headConn{Conn: c, limits: p.limits, tunnel: t}
+	hc.onClose = func() {
+		p.mu.Lock()
+		delete(p.conns, hc)
+		p.mu.Unlock()
+	}
+	p.mu.Lock()
+	p.conns[hc] = struct{}{}
+	p.mu.Unlock()
+	return hc
+}
+
+// untouched reports whether nothing was ever received on the connection.
+func (c *headConn) untouched() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.phase == phaseHead && !c.used && len(c.in) == 0
 }
 
 // Read hands out validated heads and the bodies that follow them.
@@ -244,7 +262,7 @@ func (c *headConn) nextHead() {
 		return
 	}
 	c.scanner, c.frameDeadline = headScanner{}, time.Time{}
-	c.ready = end
+	c.ready, c.used = end, true
 	c.heads = append(c.heads, h)
 	switch {
 	case h.method == "CONNECT":
@@ -521,7 +539,15 @@ func (c *tunnelConn) Close() error {
 // frontListener wraps the connections of the proxy listener.
 type frontListener struct {
 	net.Listener
-	p *Proxy
+	p    *Proxy
+	once sync.Once
+}
+
+// Close closes once: http.Server closes its listeners again when it shuts down.
+func (l *frontListener) Close() error {
+	var err error
+	l.once.Do(func() { err = l.Listener.Close() })
+	return err
 }
 
 // Accept returns the next connection, behind the head check.
@@ -530,7 +556,7 @@ func (l *frontListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newHeadConn(c, l.p.limits, nil, nil), nil
+	return l.p.checked(c, nil), nil
 }
 
 // handoverListener hands connections from inside tunnels to net/http.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 	"github.com/elazarl/goproxy"
 
 	"waybill/dispatch"
+	"waybill/outcome"
 )
 
 // ownName is the name under which callers reach the caller API through the proxy.
@@ -56,7 +58,10 @@ func (p *Proxy) connect(x *exchange, r *http.Request) {
 	t := &tunnel{caller: x.caller, authority: x.head.target, front: x.conn.head, http10: x.head.http10}
 	t.own = isOwnName(t.authority)
 	t.decision = dispatch.TunnelIntercept
-	if !t.own {
+	switch {
+	case p.draining.Load():
+		t.decision, x.reply = dispatch.TunnelRefuse, p.drainingReply()
+	case !t.own:
 		x.submitted = true
 		t.decision, x.reply = p.pipeline.Connect(r.Context(), x.caller, t.authority)
 	}
@@ -101,11 +106,25 @@ func (p *Proxy) takeOver(x *exchange, r *http.Request, t *tunnel) *tunnelConn {
 	if c == nil {
 		panic(http.ErrAbortHandler) // the connection could not be taken over
 	}
+	x.leave() // from here on the tunnel counts
 	if p.draining.Load() {
+		// Shutdown began in between and does not know of this tunnel.
+		_ = writeRefusal(c, p.drainingReply(), t.http10)
+		linger(c.Conn)
 		_ = c.Close()
 		return nil
 	}
 	return c
+}
+
+// drainingReply refuses a CONNECT of a proxy that shuts down. It has no record: there
+// is no action yet.
+func (p *Proxy) drainingReply() *dispatch.Reply {
+	f, _ := outcome.Of(outcome.CodeDraining)
+	p.metrics.Unrecorded(f.Code)
+	env := outcome.NewEnvelope("", f, "", outcome.Evidence{})
+	a := env.Answer(outcome.Shape{Method: http.MethodConnect, Connect: true})
+	return &dispatch.Reply{Envelope: &env, Status: a.Status, Header: a.Header, Body: io.NopCloser(bytes.NewReader(a.Body)), ContentLength: int64(len(a.Body))}
 }
 
 // hijack is called by goproxy with the connection of an accepted CONNECT.
@@ -178,7 +197,7 @@ func (p *Proxy) intercept(t *tunnel, c *tunnelConn) {
 	if first != tlsHandshakeRecord {
 		t.scheme = "http"
 		_ = c.SetReadDeadline(time.Time{})
-		p.serveInside(t, newHeadConn(c, p.limits, t, nil))
+		p.serveInside(t, p.checked(c, t))
 		return
 	}
 	t.scheme = "https"
@@ -191,7 +210,7 @@ func (p *Proxy) intercept(t *tunnel, c *tunnelConn) {
 		p.serveInside(t, tc) // net/http speaks HTTP/2 on it, by its ALPN
 		return
 	}
-	p.serveInside(t, newHeadConn(tc, p.limits, t, nil))
+	p.serveInside(t, p.checked(tc, t))
 }
 
 // tlsHandshakeRecord is the content type of a TLS record that begins a handshake.
@@ -240,12 +259,12 @@ func (p *Proxy) handshakeFailed(t *tunnel, offered bool, err error) {
 	var timeout net.Error
 	switch {
 	case errors.As(err, &timeout) && timeout.Timeout():
-		p.log.Warn("TLS handshake with a caller timed out", "caller", t.caller.ID, "authority", t.authority)
+		p.log.Warn("TLS handshake with a caller timed out", slog.String("caller", t.caller.ID), slog.String("authority", t.authority))
 	case offered:
 		p.log.Warn("a caller ended the TLS handshake after it saw our certificate: it does not trust the Waybill CA",
-			"caller", t.caller.ID, "authority", t.authority, "hint", "let the program trust ca.pem of the data folder; \"waybill env\" prints the variables")
+			slog.String("caller", t.caller.ID), slog.String("authority", t.authority), slog.String("hint", "let the program trust ca.pem of the data folder; \"waybill env\" prints the variables"))
 	default:
-		p.log.Warn("TLS handshake with a caller failed", "caller", t.caller.ID, "authority", t.authority)
+		p.log.Warn("TLS handshake with a caller failed", slog.String("caller", t.caller.ID), slog.String("authority", t.authority))
 	}
 }
 

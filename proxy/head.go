@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
+	"waybill/internal/control"
 	"waybill/outcome"
 )
 
@@ -360,7 +361,7 @@ func (f *fields) checkFraming(h *headInfo) *violation {
 		switch {
 		case h.http10:
 			return badRequest(field, "te_in_http10", "HTTP/1.0 has no transfer codings.")
-		case len(f.length) > 0:
+		case len(f.length) > 0 && !control.Off("B1-te-and-length"):
 			return badRequest(field, "te_and_length", "The request has both Transfer-Encoding and Content-Length.")
 		case len(f.te) > 1 || !strings.EqualFold(f.te[0], "chunked"):
 			return badRequest(field, "unknown_te", "The only transfer coding that is understood is chunked.")

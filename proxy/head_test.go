@@ -284,8 +284,8 @@ func TestBrokenBodies(t *testing.T) {
 			}
 			r := bufio.NewReader(conn)
 			a := readAnswer(t, r, "POST")
-			if env := a.envelope(t); a.status != 400 || env.Error.Code != outcome.CodeInvalidRequest || env.Evidence.Field != "request.body" {
-				t.Errorf("%d %s", a.status, a.body)
+			if env := a.envelope(t); a.status != 400 || env.Error.Code != outcome.CodeInvalidRequest || env.Evidence.Field != "request.body" || a.header.Get("Connection") != "close" {
+				t.Errorf("%d %v %s", a.status, a.header, a.body)
 			}
 			closed(t, r)
 			if subs := b.pipe.requests(); len(subs) != 1 || subs[0].bodyErr == nil {

@@ -12,7 +12,7 @@ type engineLog struct{ log *slog.Logger }
 
 // Printf implements goproxy.Logger.
 func (l engineLog) Printf(format string, _ ...any) {
-	l.log.Warn("goproxy", "event", strings.TrimSpace(format))
+	l.log.Warn("goproxy", slog.String("event", strings.TrimSpace(format)))
 }
 
 // serverLog is the writer behind http.Server.ErrorLog. net/http and its HTTP/2 server
@@ -44,6 +44,6 @@ func (l serverLog) Write(p []byte) (int, error) {
 			break
 		}
 	}
-	l.log.Warn("http server", "event", kind)
+	l.log.Warn("http server", slog.String("event", kind))
 	return len(p), nil
 }

@@ -102,6 +102,7 @@ type Proxy struct {
 	addr      net.Addr
 	draining  atomic.Bool
 	tunnels   map[*tunnel]struct{}
+	conns     map[*headConn]struct{}
 }
 
 // ErrAuthenticationRequired is returned by Serve for a listener that others than
@@ -116,6 +117,7 @@ func New(cfg Config) *Proxy {
 		handover:  newHandoverListener(),
 		listeners: make(map[net.Listener]struct{}),
 		tunnels:   make(map[*tunnel]struct{}),
+		conns:     make(map[*headConn]struct{}),
 	}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
@@ -185,7 +187,8 @@ func (p *Proxy) Serve(ctx context.Context, ln net.Listener) error {
 		_ = ln.Close()
 		return nil
 	}
-	p.listeners[ln] = struct{}{}
+	front := &frontListener{Listener: ln, p: p}
+	p.listeners[front] = struct{}{}
 	if p.addr == nil {
 		p.addr = ln.Addr()
 	}
@@ -193,11 +196,11 @@ func (p *Proxy) Serve(ctx context.Context, ln net.Listener) error {
 	p.start.Do(func() {
 		go func() { _ = p.server.Serve(p.handover) }() // ends with Shutdown
 	})
-	unhook := context.AfterFunc(ctx, func() { _ = ln.Close() })
+	unhook := context.AfterFunc(ctx, func() { _ = front.Close() })
 	defer unhook()
-	err := p.server.Serve(&frontListener{Listener: ln, p: p})
+	err := p.server.Serve(front)
 	p.mu.Lock()
-	delete(p.listeners, ln)
+	delete(p.listeners, front)
 	p.mu.Unlock()
 	if p.draining.Load() || ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -238,9 +241,18 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 			waiting = append(waiting, t)
 		}
 	}
+	fresh := make([]*headConn, 0, len(p.conns))
+	for c := range p.conns {
+		if c.untouched() {
+			fresh = append(fresh, c)
+		}
+	}
 	p.mu.Unlock()
 	for _, ln := range listeners {
 		_ = ln.Close()
+	}
+	for _, c := range fresh {
+		_ = c.Close() // net/http would give each five more seconds to say something
 	}
 	// Keep-alive goes off before http.Server shuts down: a server that shuts down
 	// drops a request it has just read, without an answer (L7).
@@ -315,8 +327,6 @@ func (c *counter) wait(ctx context.Context) error {
 
 // handle serves every request: from the proxy listener and from inside tunnels.
 func (p *Proxy) handle(w http.ResponseWriter, r *http.Request) {
-	p.inFlight.add(1)
-	defer p.inFlight.add(-1)
 	st, ok := r.Context().Value(connKey{}).(*connState)
 	if !ok {
 		panic("proxy: a connection without state")
@@ -325,6 +335,7 @@ func (p *Proxy) handle(w http.ResponseWriter, r *http.Request) {
 	if x.tunnel != nil {
 		x.caller = x.tunnel.caller
 	}
+	p.inFlight.add(1)
 	defer x.end()
 	defer x.recovered(r)
 	if st.head != nil {
@@ -344,7 +355,13 @@ func (p *Proxy) handle(w http.ResponseWriter, r *http.Request) {
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 	presented := takeProxyCredentials(r.Header)
 	if x.tunnel != nil {
-		p.inside(x, r) // what was presented inside the tunnel is dropped (HD-03)
+		// What was presented inside the tunnel is dropped (HD-03): the credentials of the
+		// CONNECT count, for as long as they do.
+		if !p.stillValid(x.caller) {
+			x.unauthenticated(r)
+			return
+		}
+		p.inside(x, r)
 		return
 	}
 	if !r.URL.IsAbs() && r.Method != http.MethodConnect && len(presented) == 0 {
@@ -364,6 +381,13 @@ func (p *Proxy) handle(w http.ResponseWriter, r *http.Request) {
 	default:
 		p.engine.ServeHTTP(x.w, r)
 	}
+}
+
+// stillValid asks, where the Authenticator can tell, whether a tunnel's caller would
+// still be let in.
+func (p *Proxy) stillValid(c dispatch.Caller) bool {
+	v, ok := p.callers.(interface{ Valid(dispatch.Caller) bool })
+	return !ok || v.Valid(c)
 }
 
 // inside serves a request that came through an intercepted tunnel: it gets the
@@ -406,13 +430,24 @@ type exchange struct {
 	reply     *dispatch.Reply // of the pipeline
 	handed    bool            // HandedOver was called
 	broken    error           // the reply's body failed
+	body      *callerBody     // nil: none
 	cancel    context.CancelFunc
+	left      bool // not counted in flight any more
 }
 
 // end releases what the exchange held.
 func (x *exchange) end() {
 	if x.cancel != nil {
 		x.cancel()
+	}
+	x.leave()
+}
+
+// leave ends counting the exchange in flight, once.
+func (x *exchange) leave() {
+	if !x.left {
+		x.left = true
+		x.p.inFlight.add(-1)
 	}
 }
 

@@ -20,6 +20,9 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
 	"waybill/dispatch"
 	"waybill/internal/contract"
 	"waybill/outcome"
@@ -440,8 +443,7 @@ func TestPanicIsAnswered(t *testing.T) {
 	}
 }
 
-// TestHTTP2Authorities: a Host field that differs from :authority is refused, and a
-// header list beyond the limit gets the envelope.
+// TestHTTP2Limits: a header list beyond the limit gets the envelope.
 func TestHTTP2Limits(t *testing.T) {
 	b := newBed(t)
 	client := b.client(nil, true)
@@ -461,6 +463,91 @@ func TestHTTP2Limits(t *testing.T) {
 	if resp, err := client.Get("https://pay.example.test/"); err != nil || resp.StatusCode != 200 {
 		t.Errorf("%v %v", resp, err)
 	}
+}
+
+// TestHTTP2Host: a Host field beside :authority must not differ from it (RFC 9113
+// §8.3.1); it never reaches the pipeline as a field.
+func TestHTTP2Host(t *testing.T) {
+	contract.Covers(t, "B1")
+	b := newBed(t)
+	for host, refused := range map[string]bool{"pay.example.test": false, "evil.example.test": true} {
+		tc := b.tlsInside(b.connectTo("pay.example.test:443"), "pay.example.test", "h2")
+		cc, err := (&http2.Transport{}).NewClientConn(rawHost{tc, host})
+		if err != nil {
+			t.Fatal(err)
+		}
+		req, _ := http.NewRequest("GET", "https://pay.example.test/x", nil)
+		req.Header.Set("X-Marker", "Host")
+		resp, err := cc.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		s := b.pipe.requests()
+		if len(s) != 1 || (s[0].Refused != nil) != refused || (resp.StatusCode == 400) != refused || s[0].header.Get("Host") != "" {
+			t.Errorf("%s: %d %+v", host, resp.StatusCode, s)
+		}
+		_ = cc.Close()
+	}
+}
+
+// rawHost turns the field "x-marker" of the first request into a second "host": an
+// honest client does not send one, so the header block is rewritten on its way.
+type rawHost struct {
+	net.Conn
+	host string
+}
+
+func (c rawHost) Write(p []byte) (int, error) {
+	out, err := rewriteHeaders(p, c.host)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := c.Conn.Write(out); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+func rewriteHeaders(p []byte, host string) ([]byte, error) {
+	var out bytes.Buffer
+	rest := p
+	if bytes.HasPrefix(rest, []byte(http2.ClientPreface)) {
+		out.WriteString(http2.ClientPreface)
+		rest = rest[len(http2.ClientPreface):]
+	}
+	src := bytes.NewReader(rest)
+	fr := http2.NewFramer(&out, src)
+	for src.Len() > 0 {
+		at := len(rest) - src.Len()
+		f, err := fr.ReadFrame()
+		if err != nil {
+			return nil, err
+		}
+		h, ok := f.(*http2.HeadersFrame)
+		if !ok {
+			out.Write(rest[at : len(rest)-src.Len()])
+			continue
+		}
+		fields, err := hpack.NewDecoder(4096, nil).DecodeFull(h.HeaderBlockFragment())
+		if err != nil {
+			return nil, err
+		}
+		var block bytes.Buffer
+		enc := hpack.NewEncoder(&block)
+		for _, f := range fields {
+			if f.Name == "x-marker" {
+				f = hpack.HeaderField{Name: "host", Value: host}
+			}
+			if err := enc.WriteField(f); err != nil {
+				return nil, err
+			}
+		}
+		if err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: h.StreamID, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: h.StreamEnded()}); err != nil {
+			return nil, err
+		}
+	}
+	return out.Bytes(), nil
 }
 
 // TestAuthoritiesAreTruthful is the front's part of cases ID-01 and ID-03: every name

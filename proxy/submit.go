@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"runtime/debug"
 	"slices"
@@ -188,7 +189,7 @@ func plainTrailer(t http.Header) http.Header {
 
 // do runs the submission and passes informational answers on while it runs.
 func (x *exchange) do(r *http.Request, s *dispatch.Submission) *dispatch.Reply {
-	ctx, cancel := callerContext(r, s)
+	ctx, cancel := x.callerContext(r, s)
 	x.cancel = cancel // after the answer was written: the reply's body may depend on ctx
 	relay := &informer{w: x.w.ResponseWriter}
 	if r.ProtoAtLeast(1, 1) && s.Refused == nil {
@@ -204,7 +205,7 @@ func (x *exchange) do(r *http.Request, s *dispatch.Submission) *dispatch.Reply {
 // long as the body is on its way a caller that leaves shows as a body that breaks
 // off: that is an incomplete request (case UP-03), not a cancelled one, so the two
 // are kept apart and the context follows the connection only once the body is whole.
-func callerContext(r *http.Request, s *dispatch.Submission) (context.Context, context.CancelFunc) {
+func (x *exchange) callerContext(r *http.Request, s *dispatch.Submission) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
 	if s.Refused != nil {
 		s.Body = nil // the refusal is recorded whoever is left to hear it (M6)
@@ -214,7 +215,7 @@ func callerContext(r *http.Request, s *dispatch.Submission) (context.Context, co
 	if s.Body == nil {
 		b.end()
 	} else {
-		s.Body = b
+		s.Body, x.body = b, b
 	}
 	return ctx, func() {
 		b.mu.Lock()
@@ -232,8 +233,9 @@ type callerBody struct {
 	r     io.Reader
 	whole func() func() bool
 
-	mu   sync.Mutex
-	stop func() bool
+	mu     sync.Mutex
+	stop   func() bool
+	broken bool // it ended before its end
 }
 
 // Read reads the caller's body. Its error, other than io.EOF, is an incomplete request.
@@ -241,8 +243,22 @@ func (b *callerBody) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)
 	if err == io.EOF { //nolint:errorlint // io.Reader's clean end is io.EOF itself, a wrapped one is not
 		b.end()
+	} else if err != nil {
+		b.mu.Lock()
+		b.broken = true
+		b.mu.Unlock()
 	}
 	return n, err
+}
+
+// cut reports whether the body broke off; then nothing on its connection is a request.
+func (b *callerBody) cut() bool {
+	if b == nil {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.broken
 }
 
 func (b *callerBody) end() {
@@ -309,7 +325,7 @@ func (x *exchange) response(r *http.Request, reply *dispatch.Reply) *http.Respon
 	for _, k := range notForwarded {
 		delete(h, k)
 	}
-	if closing {
+	if closing || x.body.cut() && x.conn.head != nil {
 		h["Connection"] = []string{"close"}
 	}
 	if _, ok := h["Content-Type"]; !ok {
@@ -407,6 +423,9 @@ func (x *exchange) handOver(err error) {
 		return
 	}
 	x.handed = true
+	if control.Off("H2-failed-delivery-is-told") {
+		err = nil
+	}
 	if x.reply.HandedOver != nil {
 		x.reply.HandedOver(err)
 	}
@@ -425,7 +444,7 @@ func (x *exchange) recovered(r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	// The value may quote a request and is not logged; the stack names places only.
-	x.p.log.Error("panic in a handler", "stack", string(debug.Stack()))
+	x.p.log.Error("panic in a handler", slog.String("stack", string(debug.Stack())))
 	if x.w.began {
 		panic(http.ErrAbortHandler)
 	}

@@ -71,7 +71,7 @@ func (e *childEnv) build() (*builtEnv, error) {
 	if err != nil {
 		return nil, fmt.Errorf("CA certificate: %w", err)
 	}
-	if len(certificates(ca)) == 0 {
+	if !hasCertificate(ca) {
 		return nil, fmt.Errorf("CA certificate %s: no certificate in it", e.CAFile)
 	}
 	u, err := url.Parse(e.ProxyURL)
@@ -259,7 +259,7 @@ func (e *childEnv) extend(out *builtEnv, name, from string, ca []byte) (string, 
 		return "", nil
 	}
 	theirs, err := readBundle(from)
-	if err == nil && len(certificates(theirs)) == 0 {
+	if err == nil && !hasCertificate(theirs) {
 		err = fmt.Errorf("no certificate in it")
 	}
 	if err != nil {
@@ -429,12 +429,12 @@ var systemBundles = []string{
 // systemRoots returns the system's bundle, or nil.
 func systemRoots() []byte {
 	for _, path := range systemBundles {
-		if data, err := os.ReadFile(path); err == nil && len(certificates(data)) > 0 {
+		if data, err := os.ReadFile(path); err == nil && hasCertificate(data) {
 			return data
 		}
 	}
 	for _, dir := range []string{"/etc/ssl/certs", "/etc/pki/tls/certs"} {
-		if data, err := readBundle(dir); err == nil && len(certificates(data)) > 0 {
+		if data, err := readBundle(dir); err == nil && hasCertificate(data) {
 			return data
 		}
 	}
@@ -457,7 +457,7 @@ func readBundle(path string) ([]byte, error) {
 	var all []byte
 	for _, entry := range entries {
 		data, err := os.ReadFile(filepath.Join(path, entry.Name()))
-		if err != nil || len(certificates(data)) == 0 || containsAll(all, data) {
+		if err != nil || !hasCertificate(data) || containsAll(all, data) {
 			continue // folders, dangling links, keys, hashed links to a file that is in already
 		}
 		all = joinPEM(all, data)
@@ -486,13 +486,31 @@ func certificates(data []byte) []*x509.Certificate {
 		if block == nil {
 			return certs
 		}
-		if block.Type != "CERTIFICATE" && block.Type != "TRUSTED CERTIFICATE" {
+		if !isCertificate(block) {
 			continue
 		}
 		if cert, err := x509.ParseCertificate(block.Bytes); err == nil {
 			certs = append(certs, cert)
 		}
 	}
+}
+
+// hasCertificate reports whether there is one, without reading the rest.
+func hasCertificate(data []byte) bool {
+	for {
+		var block *pem.Block
+		block, data = pem.Decode(data)
+		if block == nil {
+			return false
+		}
+		if _, err := x509.ParseCertificate(block.Bytes); err == nil && isCertificate(block) {
+			return true
+		}
+	}
+}
+
+func isCertificate(b *pem.Block) bool {
+	return b.Type == "CERTIFICATE" || b.Type == "TRUSTED CERTIFICATE"
 }
 
 func containsAll(bundle, ca []byte) bool {

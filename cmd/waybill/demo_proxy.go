@@ -150,7 +150,7 @@ func (p *demoProxy) kill() error {
 	if err := p.child.Process.Kill(); err != nil {
 		return err
 	}
-	<-p.exited
+	_ = <-p.exited // "signal: killed"
 	p.child = nil
 	return nil
 }
@@ -176,7 +176,7 @@ func (p *demoProxy) stop(limit time.Duration) error {
 		return nil
 	case <-time.After(limit):
 		_ = child.Process.Kill()
-		<-p.exited
+		_ = <-p.exited // "signal: killed"
 		return fmt.Errorf("the proxy did not stop within %v", limit)
 	}
 }

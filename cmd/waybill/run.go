@@ -81,6 +81,16 @@ type joined struct {
 	client *adminClient
 	server *server // nil when the proxy was running before
 	facts  *configFacts
+	since  time.Time // when server was started
+}
+
+// mine selects the actions of a run. A proxy that was started for it serves nobody
+// else, so there they include those of programs that cannot send the session's token.
+func (j *joined) mine(s session) dispatch.Filter {
+	if j.server != nil {
+		return dispatch.Filter{Since: j.since}
+	}
+	return dispatch.Filter{Caller: s.caller()}
 }
 
 // join finds the running proxy of the data folder, or starts one.
@@ -110,6 +120,7 @@ func (a *app) join(ctx context.Context, data string, flags *runFlags) (*joined, 
 	protectMemory()
 	logger := newLogger(a.stderr, level, "text")
 	redirectStandardLog(logger)
+	since := time.Now()
 	srv, err := startServer(ctx, a, serverOptions{
 		data:    data,
 		proxy:   "127.0.0.1:0",
@@ -126,7 +137,7 @@ func (a *app) join(ctx context.Context, data string, flags *runFlags) (*joined, 
 		_ = srv.shutdown(ctx)
 		return nil, fmt.Errorf("the proxy started, but its admin socket does not answer: %w", err)
 	}
-	return &joined{client: client, server: srv, facts: facts}, nil
+	return &joined{client: client, server: srv, facts: facts, since: since}, nil
 }
 
 func (j *joined) close(ctx context.Context) error {
@@ -342,7 +353,7 @@ func (j *joined) account(ctx context.Context, a *app, s session, wait time.Durat
 	told := false
 	for {
 		acc := &account{Session: s.ID, ByOutcome: map[string]int{}, Unresolved: []unresolvedItem{}}
-		for v, err := range j.client.Actions(ctx, dispatch.Filter{Caller: s.caller()}) {
+		for v, err := range j.client.Actions(ctx, j.mine(s)) {
 			if err != nil {
 				return nil, err
 			}

@@ -3,6 +3,7 @@ package httpx
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -178,5 +179,38 @@ func TestFrameParser(t *testing.T) {
 				t.Errorf("%s by %d: stream %d refused %v goaway %v headers %v", c.name, size, tp.stream, tp.refused, tp.goaway, tp.headers)
 			}
 		}
+	}
+}
+
+// held is a TLS connection that holds a whole record: it reads without the wire.
+type held struct{ net.Conn }
+
+func (held) Read(p []byte) (int, error) { return copy(p, "HTTP/1.1 200 OK\r\n"), nil }
+
+// TestRecordsBehindTheAnswer: bytes that wait inside TLS are bytes that wait, and such
+// a connection is never offered to another request (FR-04).
+func TestRecordsBehindTheAnswer(t *testing.T) {
+	contract.Covers(t, "E6")
+	near, far := net.Pipe()
+	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+	offered := 0
+	tp := &tap{Conn: held{near}, raw: &rawConn{Conn: near}, idle: func() { offered++ }}
+	tp.raw.wire = tp.wire
+	tp.mark()
+	if tp.rest() {
+		t.Error("at rest before the reader waits")
+	}
+	if n, err := tp.Read(make([]byte, 64)); n != 0 || !errors.Is(err, errUnsolicited) || offered != 0 {
+		t.Errorf("%d bytes, %v, offered %d times", n, err, offered)
+	}
+	// The reader wants the wire: nothing is held.
+	tp = &tap{Conn: near, raw: &rawConn{Conn: near}, idle: func() { offered++ }}
+	tp.raw.wire = tp.wire
+	tp.Conn = tp.raw
+	tp.mark()
+	tp.rest()
+	go func() { _ = far.Close() }()
+	if _, err := tp.Read(make([]byte, 64)); err == nil || offered != 1 {
+		t.Errorf("%v, offered %d times", err, offered)
 	}
 }

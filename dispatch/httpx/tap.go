@@ -17,9 +17,14 @@ import (
 type rawConn struct {
 	net.Conn
 	sawEOF atomic.Bool
+	// wire is called before every read after the handshake; nil during it.
+	wire func()
 }
 
 func (c *rawConn) Read(p []byte) (int, error) {
+	if c.wire != nil {
+		c.wire()
+	}
 	n, err := c.Conn.Read(p)
 	if errors.Is(err, io.EOF) {
 		c.sawEOF.Store(true)
@@ -51,7 +56,8 @@ type tap struct {
 	h2  bool
 
 	// idle is called when HTTP/1's read loop waits for the wire with nothing
-	// buffered: only then is the connection proven to be between messages.
+	// buffered, in TLS neither: only then is the connection proven to be between
+	// messages.
 	idle func()
 
 	mu       sync.Mutex
@@ -60,7 +66,7 @@ type tap struct {
 	readErr  error
 	writeErr error
 	waiting  bool      // between exchanges: no byte is expected from the peer
-	inRead   bool      // a Read of the wire is going on
+	inRead   bool      // a read of the wire is going on
 	lastSign time.Time // of life, in either direction
 	head     headWatch // HTTP/1
 
@@ -99,13 +105,20 @@ func (t *tap) rest() bool {
 	return t.inRead
 }
 
-func (t *tap) Read(p []byte) (int, error) {
+// wire says that bytes are wanted that are not here yet.
+func (t *tap) wire() {
 	t.mu.Lock()
 	waiting := t.waiting
 	t.inRead = true
 	t.mu.Unlock()
 	if waiting && t.idle != nil {
 		t.idle()
+	}
+}
+
+func (t *tap) Read(p []byte) (int, error) {
+	if t.raw == nil {
+		t.wire() // under TLS rawConn says it: whole records may be here already
 	}
 	n, err := t.Conn.Read(p)
 	t.mu.Lock()

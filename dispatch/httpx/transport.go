@@ -190,6 +190,9 @@ func (t *Transport) Connect(ctx context.Context, o *dispatch.Order) (dispatch.Co
 	}
 	c.peer = peerOf(tcp.RemoteAddr().String(), state)
 	c.tap.idle = c.proven
+	if c.tap.raw != nil {
+		c.tap.raw.wire = c.tap.wire
+	}
 	tr := t.h1
 	if c.tap.h2 {
 		tr = t.h2
