@@ -408,6 +408,7 @@ func (c *Client) received(req *http.Request, resp *http.Response, id string) (*R
 	case known && !relayed(facts):
 		return nil, ownAnswer(resp, id)
 	}
+	resp.Request = req
 	r := &Response{Response: resp, RequestID: id, Facts: facts, Replayed: resp.Header.Get(outcome.HeaderReplayed)}
 	if known {
 		r.InvocationID = resp.Header.Get(outcome.HeaderInvocation)
@@ -432,7 +433,7 @@ func answerFacts(h http.Header) (f outcome.Facts, known bool, err error) {
 type deliveredBody struct {
 	io.ReadCloser
 	c      *Client
-	ctx    context.Context //nolint:containedctx // of the request, whose body this is
+	ctx    context.Context // of the request whose answer this is
 	r      *Response
 	failed error
 }
@@ -447,27 +448,17 @@ func (b *deliveredBody) Read(p []byte) (int, error) {
 		b.failed = b.broken(err)
 		err = b.failed
 	}
-	if err != nil && !errors.Is(err, io.EOF) {
-		return n, err
-	}
-	return n, err //nolint:wrapcheck // io.EOF itself
+	return n, err
 }
 
-func (b *deliveredBody) broken(cause error) error {
-	if errors.Is(cause, io.ErrUnexpectedEOF) {
-		cause = io.ErrUnexpectedEOF
-	}
+func (b *deliveredBody) broken(cause error) *Error {
 	f := b.r.Facts
-	if f.Outcome == outcome.Committed || f.Outcome == outcome.Rejected {
-		// The head said so, and it follows its durable record (H1).
-		f = outcome.Facts{Phase: outcome.ResultDelivery, Outcome: f.Outcome, Retry: outcome.FetchResult, Code: outcome.CodeDeliveryFailed}
-		e := clientError(b.r.RequestID, f, "body_broken", "", errors.Join(ErrLost, cause))
-		e.Envelope = outcome.NewEnvelope(b.r.InvocationID, f, "", outcome.Evidence{DispatchStarted: true, ReceivedStatus: b.r.StatusCode, Reason: "body_broken"})
-		return e
+	if f.Outcome != outcome.Committed && f.Outcome != outcome.Rejected {
+		return b.c.afterLoss(b.ctx, b.r.RequestID, cause)
 	}
-	_, e := b.c.lost(b.ctx, b.r.RequestID, cause)
-	if e == nil {
-		return cause
-	}
+	// The head said so, and it follows its durable record (H1).
+	f = outcome.Facts{Phase: outcome.ResultDelivery, Outcome: f.Outcome, Retry: outcome.FetchResult, Code: outcome.CodeDeliveryFailed}
+	e := clientError(b.r.RequestID, f, "body_broken", "", errors.Join(ErrLost, cause))
+	e.Envelope = outcome.NewEnvelope(b.r.InvocationID, f, "", outcome.Evidence{DispatchStarted: true, ResponseHeadersReceived: true, ReceivedStatus: b.r.StatusCode, Reason: "body_broken"})
 	return e
 }

@@ -156,7 +156,6 @@ type call struct {
 	requestID  string
 	supersedes string
 	reason     string
-	trace      *Trace
 	err        error
 }
 

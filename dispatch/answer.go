@@ -36,8 +36,11 @@ func (r *Record) View() ActionView {
 	v := ActionView{InvocationID: r.ID.String(), RequestID: r.RequestID, Caller: r.Caller, Method: r.Method, Target: r.Target,
 		Phase: f.Phase.String(), Outcome: f.Outcome.String(), Retry: f.Retry.String(), Code: f.Code.String(),
 		DispatchStarted: r.Dispatched(), Attempts: len(r.Attempts), AcceptedAt: r.AcceptedAt, EndedAt: r.EndedAt, Ended: r.Ended, Delivered: r.Delivered}
-	if r.Bound != nil {
+	switch {
+	case r.Bound != nil:
 		v.Route = r.Bound.Route
+	case r.Refusal != nil:
+		v.Route = r.Refusal.Route
 	}
 	if r.Tunnel != nil {
 		v.Route = "tunnel"
@@ -76,6 +79,9 @@ func (r *Record) Evidence() outcome.Evidence {
 		ev.Attempts = append(ev.Attempts, outcome.Attempt{N: a.N, Stage: a.Stage, Outcome: a.Facts.Outcome, Code: a.Facts.Code})
 	}
 	if r.Refusal != nil {
+		if ev.Route == "" {
+			ev.Route = r.Refusal.Route
+		}
 		ev.Field, ev.Reason, ev.EarlierAction, ev.Stage = r.Refusal.Field, r.Refusal.Reason, r.Refusal.EarlierAction, r.Refusal.Stage
 	}
 	a := r.Deciding()

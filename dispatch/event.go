@@ -179,6 +179,8 @@ type Ended struct {
 	Stage  outcome.Stage `json:"stage,omitempty"`
 	Reason string        `json:"reason,omitempty"` // fixed token
 	Field  string        `json:"field,omitempty"`  // B2
+	// Route is the one that was chosen, of an action that was refused before it was bound.
+	Route string `json:"route,omitempty"`
 	// EarlierAction names the action this one collided with.
 	EarlierAction string         `json:"earlier_action,omitempty"`
 	Peer          *outcome.Peer  `json:"peer,omitempty"`

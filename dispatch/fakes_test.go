@@ -201,6 +201,15 @@ func (j *memJournal) OpenResult(_ context.Context, id ActionID) (Result, io.Read
 	return *r.Result, io.NopCloser(bytes.NewReader(bytes.Join(j.chunks[id], nil))), nil
 }
 
+func (j *memJournal) Chunk(_ context.Context, id ActionID, _, index int) ([]byte, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if index >= len(j.chunks[id]) {
+		return nil, ErrNoResult
+	}
+	return j.chunks[id][index], nil
+}
+
 func (j *memJournal) Watch(func(Record)) func() { return func() {} }
 
 // last returns the newest action.

@@ -61,6 +61,9 @@ type Journal interface {
 	// ErrActionNotFound. The body verifies every chunk and fails with an error, never
 	// with a clean short end.
 	OpenResult(ctx context.Context, id ActionID) (Result, io.ReadCloser, error)
+	// Chunk returns one durable chunk of an attempt's answer, also before it is complete
+	// (H4). ErrNoResult when it is not there (yet).
+	Chunk(ctx context.Context, id ActionID, attempt, index int) ([]byte, error)
 	// Watch calls f after every durable append, in order of sequence, until the returned
 	// stop is called. f must not block; slow watchers lose events.
 	Watch(f func(Record)) (stop func())

@@ -163,11 +163,17 @@ type action struct {
 	// interims holds 1xx answers for the caller's own goroutine (see await).
 	interims chan interim
 
-	mu     sync.Mutex
-	left   bool // the caller does not wait any more
-	cause  string
-	reply  *Reply
-	finish chan struct{}
+	caller context.Context //nolint:containedctx // the caller's own, for a streamed answer
+
+	mu          sync.Mutex
+	left        bool // the caller does not wait any more
+	cause       string
+	undelivered bool // a streamed answer did not reach its caller
+	settled     bool // the attempt's ending is on record
+	reply       *Reply
+	finish      chan struct{}
+
+	committed bool // its result is stored; set before settled
 }
 
 // interim is a 1xx answer on its way to the caller (CONTRACT G4).
@@ -197,7 +203,7 @@ func (a *action) stage(s metrics.Stage) {
 // The reply is never nil.
 func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
 	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), finish: make(chan struct{}), interims: make(chan interim, maxInterims)}
-	a.mark = a.start
+	a.mark, a.caller = a.start, ctx
 	a.accepted = Accepted{Caller: s.Caller.ID, RequestID: s.RequestID, Method: s.Method, Protocol: s.Protocol}
 	p.cfg.Metrics.InFlight(1)
 	if !p.enter() {
@@ -761,6 +767,9 @@ func (a *action) refuse(r *Refusal) *Reply {
 	}
 	a.accepted.Relaxed = false
 	ended := &Ended{Facts: r.Facts, Reason: r.Reason, Field: r.Field, Stage: r.Stage}
+	if a.route != nil {
+		ended.Route = a.route.Name
+	}
 	if !r.Earlier.IsZero() {
 		ended.EarlierAction = r.Earlier.String()
 	}

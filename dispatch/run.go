@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strings"
+	"sync"
 
 	"waybill/internal/control"
 	"waybill/internal/killpoint"
@@ -29,28 +30,51 @@ func bodyOf(s *spool) func() (io.Reader, error) {
 // caller: it ends under the route's own limit (CONTRACT F5).
 func (a *action) run(conn Conn) {
 	defer a.close()
-	reply := a.attempt(conn)
+	sink := &resultSink{a: a, hash: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory), length: -1}
+	reply := a.attempt(conn, sink)
 	a.stage(metrics.StageCommit)
 	killpoint.At("dispatch-committed")
 
 	a.mu.Lock()
-	a.reply = reply
-	left, cause := a.left, a.cause
+	a.settled = true
+	left, cause, undelivered := a.left, a.cause, a.undelivered
 	a.mu.Unlock()
-	close(a.finish)
-	if left {
+	if sink.st != nil {
+		sink.endStream(reply)
+		if left {
+			a.lateLeaving(cause)
+		}
+		if undelivered {
+			a.handedOver(a.committed)(errLeft)
+		}
+		return
+	}
+	if left = a.publish(reply); left {
 		a.p.cfg.Logger.Debug("nobody waits for the answer", "action", a.id.String(), "cause", cause)
 		_ = reply.Body.Close()
 		a.lateLeaving(cause)
-		reply.HandedOver(errors.New("caller left"))
+		reply.HandedOver(errLeft)
 	}
+}
+
+// errLeft is the hand-over error of an answer that nobody waits for.
+var errLeft = errors.New("dispatch: the caller left")
+
+// publish gives the waiting caller its answer and reports whether it had left.
+func (a *action) publish(reply *Reply) (left bool) {
+	a.mu.Lock()
+	a.reply = reply
+	left = a.left
+	a.mu.Unlock()
+	close(a.finish)
+	return left
 }
 
 // attempt makes the exchange and resolves it. A panic on the way – of a library that
 // met what it did not expect – ends this attempt and nothing else: what is known is
 // that it was dispatched. The panic's value may quote the request or the peer and goes
 // nowhere (C2); in a goroutine of its own it would be printed and end every action.
-func (a *action) attempt(conn Conn) (reply *Reply) {
+func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 	end := &Ending{Code: outcome.CodeRemoteOutcomeUnknown}
 	released := false
 	defer func() {
@@ -61,6 +85,7 @@ func (a *action) attempt(conn Conn) (reply *Reply) {
 		if !released {
 			conn.Release()
 		}
+		_ = sink.drain()
 		a.events = nil
 		f := unresolvedFacts(outcome.Reconcile)
 		f.Code = outcome.CodeInternal
@@ -69,7 +94,6 @@ func (a *action) attempt(conn Conn) (reply *Reply) {
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), a.route.Limits.Timeout)
 	defer cancel()
-	sink := &resultSink{a: a, hash: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory)}
 	ending := conn.Exchange(ctx, a.out, sink)
 	end = &ending
 	released = true
@@ -86,14 +110,20 @@ func (a *action) attempt(conn Conn) (reply *Reply) {
 // resolve turns an ending into durable records and then into the answer
 // (CONTRACT H1: finish, append, store, deliver).
 func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
+	reason := sink.applyMarker(end)
+	stored := sink.drain()
 	a.evidence(end)
 	var facts outcome.Facts
 	switch {
 	case end.SinkErr != nil:
 		return a.storeFailed(end, end.SinkErr)
+	case stored != nil:
+		return a.storeFailed(end, stored)
 	case !end.Complete:
 		facts = endingFacts(end, a.advice)
-		a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: a.ended(facts, end, outcome.TransportObserved)})
+		ended := a.ended(facts, end, outcome.TransportObserved)
+		ended.Reason = reason
+		a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: ended})
 		return a.commitUnresolved(facts)
 	}
 	_, timed := retryAfter(end.Header, a.now())
@@ -113,6 +143,7 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 		return a.storeFailed(end, err)
 	}
 	rec := a.current(receipt, facts)
+	a.committed = true
 	a.p.cfg.Metrics.Action(a.route.Name, rec.Facts)
 	reply := a.relay(rec, result, sink)
 	a.log(rec, reply.Status)
@@ -324,10 +355,21 @@ type resultSink struct {
 	memory int64
 	status int
 	header http.Header
+	length int64 // declared, -1: none
 
 	buf    bytes.Buffer
 	stored int // chunks in the journal
 	total  int64
+	tail   []byte // the end of the body, for end markers and events
+
+	// A streamed answer; nil: a buffered one. The fields below are its pump's, under mu.
+	st      *stream
+	pumped  chan struct{} // closed when the pump has ended
+	mu      sync.Mutex
+	room    *sync.Cond
+	waiting bytes.Buffer
+	closed  bool
+	failed  error
 }
 
 func (s *resultSink) Informational(status int, h http.Header) {
@@ -342,7 +384,11 @@ func (s *resultSink) Informational(status int, h http.Header) {
 }
 
 func (s *resultSink) Head(status int, h http.Header, length int64) error {
-	s.status, s.header = status, relayedHeader(h)
+	s.status, s.header, s.length = status, relayedHeader(h), length
+	if s.streams() {
+		s.begin()
+		return nil
+	}
 	if length > 0 && length <= s.memory {
 		s.buf.Grow(int(length))
 	}
@@ -351,10 +397,21 @@ func (s *resultSink) Head(status int, h http.Header, length int64) error {
 
 func (s *resultSink) Body(p []byte) error {
 	s.hash.Write(p)
-	s.buf.Write(p)
 	s.total += int64(len(p))
+	s.keepTail(p)
+	if s.st != nil {
+		return s.queue(p)
+	}
+	s.buf.Write(p)
 	if int64(s.buf.Len()) <= s.memory {
 		return nil
+	}
+	if s.outgrows() {
+		// Auto: what does not fit into the buffer is streamed (H5).
+		held := bytes.Clone(s.buf.Bytes())
+		s.buf.Reset()
+		s.begin()
+		return s.queue(held)
 	}
 	for s.buf.Len() > MaxChunkBytes {
 		if err := s.store(s.buf.Next(MaxChunkBytes)); err != nil {
@@ -387,6 +444,10 @@ func (s *resultSink) pending() []Chunk {
 		n := min(len(rest), MaxChunkBytes)
 		out = append(out, Chunk{Attempt: s.a.tries, Index: i, Data: rest[:n]})
 		rest = rest[n:]
+	}
+	if s.st != nil {
+		// Which chunk of a stream is its last is known only now: an empty one says so.
+		return []Chunk{{Attempt: s.a.tries, Index: s.stored, Last: true}}
 	}
 	if len(out) > 0 {
 		out[len(out)-1].Last = true

@@ -92,6 +92,10 @@ type Reply struct {
 
 	// Gone reports that the caller left: nobody to answer (CALLER_CANCELLED).
 	Gone bool
+	// Streamed: Body is relayed while it arrives. Each Read returns what is there; an
+	// error other than io.EOF ends the caller's answer abnormally (H5). Trailer, if it is
+	// not nil, is filled before io.EOF.
+	Streamed bool
 	// HandedOver must be called once, with the error of writing the answer to the
 	// caller or nil (H2). It never blocks on the caller.
 	HandedOver func(err error)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"runtime"
 	"time"
 
 	"github.com/dgraph-io/badger/v4"
@@ -256,6 +257,9 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 		j.answer(r, nil)
 	}
 	j.opt.Metrics.GroupCommitted(g)
+	// Who was just released gets a chance to come back with the next step before the
+	// next group is closed.
+	runtime.Gosched()
 	return carry
 }
 

@@ -3,6 +3,7 @@ package journal
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"iter"
 
@@ -225,7 +226,7 @@ func (j *Journal) oneAction(ctx context.Context, f dispatch.Filter, yield func(d
 		rec, err = j.Action(ctx, id)
 	}
 	switch {
-	case err == dispatch.ErrActionNotFound: //nolint:errorlint // returned bare above
+	case errors.Is(err, dispatch.ErrActionNotFound):
 	case err != nil:
 		yield(dispatch.Record{}, err)
 	case matches(&rec, &f):

@@ -195,7 +195,7 @@ func (ca *CA) LeafFor(host string) (*tls.Certificate, error) {
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
 	if e, ok := ca.leaves[host]; ok {
-		l := e.Value.(*leaf) //nolint:forcetypeassert // the list holds nothing else
+		l := e.Value.(*leaf)
 		if ca.now().Add(renewBefore).Before(l.cert.Leaf.NotAfter) {
 			ca.order.MoveToFront(e)
 			return l.cert, nil
@@ -213,7 +213,7 @@ func (ca *CA) LeafFor(host string) (*tls.Certificate, error) {
 	if ca.order.Len() > maxLeaves {
 		oldest := ca.order.Back()
 		ca.order.Remove(oldest)
-		delete(ca.leaves, oldest.Value.(*leaf).host) //nolint:forcetypeassert // the list holds nothing else
+		delete(ca.leaves, oldest.Value.(*leaf).host)
 	}
 	return cert, nil
 }

@@ -164,8 +164,12 @@ func (f *chunkFollower) stepTrailer(b byte) (bool, error) {
 	case trailerLF:
 		f.state = trailerStart
 		return false, expect(b, '\n')
-	default: // chunkEndLF
+	case chunkEndLF:
 		return b == '\n', expect(b, '\n')
+	case chunkSize, chunkExt, chunkSizeLF, chunkData, chunkDataCR, chunkDataLF:
+		return false, errBadChunk // step keeps these to itself
+	default:
+		return false, errBadChunk
 	}
 }
 

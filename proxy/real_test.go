@@ -41,7 +41,7 @@ func newRealBed(t *testing.T, def routes.Default) *realBed {
 	r.up = testkit.NewUpstream(t, testkit.UpstreamConfig{
 		TLS: pki.Server("pay.example.test"),
 		Handler: func(testkit.Arrival) []testkit.Step {
-			charge := testkit.Reply(201, `{"id":"ch"}`, "Location: /v1/charges/1", "Set-Cookie: a=1", "Content-Type: application/json")
+			charge := testkit.Reply(201, `{"id":"ch"}`, "Location", "/v1/charges/1", "Set-Cookie", "a=1", "Content-Type", "application/json")
 			if g := r.slow.Load(); g != nil {
 				return []testkit.Step{testkit.Hold(g), charge}
 			}
@@ -234,13 +234,16 @@ func TestRealCallerLeaves(t *testing.T) {
 	fmt.Fprintf(conn, "POST http://pay.example.test/v1/x HTTP/1.1\r\n%sContent-Length: 1\r\n\r\nx", h11)
 	gate.Await(t)
 	_ = conn.Close()
-	eventually(t, "the caller is known to be gone", func() bool { return r.last(t).LocalCause != "" })
+	eventually(t, "nobody waits for the answer any more", func() bool { return r.p.inFlight.count() == 0 })
 	gate.Open()
 	eventually(t, "the failed delivery on record", func() bool {
 		rec := r.last(t)
 		return rec.Ended && rec.Result != nil && rec.Facts.Code == outcome.CodeDeliveryFailed
 	})
 	rec := r.last(t)
+	if rec.LocalCause != "CALLER_CANCELLED" {
+		t.Errorf("local cause %q", rec.LocalCause)
+	}
 	if f := rec.Facts; f.Phase != outcome.ResultDelivery || f.Outcome != outcome.Committed || f.Retry != outcome.FetchResult {
 		t.Errorf("%+v", f)
 	}

@@ -241,7 +241,7 @@ type callerBody struct {
 // Read reads the caller's body. Its error, other than io.EOF, is an incomplete request.
 func (b *callerBody) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)
-	if err == io.EOF { //nolint:errorlint // io.Reader's clean end is io.EOF itself, a wrapped one is not
+	if err == io.EOF { // itself: a wrapped one is no clean end
 		b.end()
 	} else if err != nil {
 		b.mu.Lock()

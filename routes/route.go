@@ -61,6 +61,10 @@ type Contract struct {
 	KeyInUse []int
 	// CloseDelimited accepts a body that ends with a plain TCP close (G2).
 	CloseDelimited bool
+	// EndMarker is text that the last line of every complete 2xx body holds, such as
+	// "[DONE]"; "": none. A body without it is incomplete however it was framed, and one
+	// with it is complete even if the connection broke after it (G13).
+	EndMarker string
 }
 
 // Delivery says how a result reaches the caller (CONTRACT H5). Zero is Auto.
@@ -70,6 +74,7 @@ type Delivery uint8
 const (
 	DeliveryAuto Delivery = iota
 	DeliveryBuffered
+	DeliveryStream
 )
 
 // Durability says whether the dispatch record is waited for (CONTRACT F1). Zero is Strict.

@@ -150,7 +150,7 @@ func (p *demoProxy) kill() error {
 	if err := p.child.Process.Kill(); err != nil {
 		return err
 	}
-	_ = <-p.exited // "signal: killed"
+	_ = p.wait() // "signal: killed"
 	p.child = nil
 	return nil
 }
@@ -176,10 +176,13 @@ func (p *demoProxy) stop(limit time.Duration) error {
 		return nil
 	case <-time.After(limit):
 		_ = child.Process.Kill()
-		_ = <-p.exited // "signal: killed"
+		_ = p.wait() // "signal: killed"
 		return fmt.Errorf("the proxy did not stop within %v", limit)
 	}
 }
+
+// wait returns how the process ended.
+func (p *demoProxy) wait() error { return <-p.exited }
 
 func (p *demoProxy) logPath() string { return filepath.Join(p.dir, "proxy.log") }
 

@@ -1,0 +1,405 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"waybill/outcome"
+)
+
+// apiHost is the name of the caller API; the connection goes to the proxy itself.
+const apiHost = "waybill.internal"
+
+const (
+	maxDocumentBytes = 16 << 20
+	// Asking again after a loss, and while an action runs: from firstAsk on, doubling.
+	firstAsk = 50 * time.Millisecond
+	lastAsk  = time.Second
+	// resumes bounds how often Result's body begins anew after a broken connection.
+	resumes = 4
+)
+
+// Action is one action of this caller, as the journal has it. It holds no query
+// values and no secrets.
+type Action struct {
+	InvocationID    string          `json:"invocation_id"`
+	RequestID       string          `json:"request_id"`
+	Route           string          `json:"route"`
+	Method          string          `json:"method"`
+	Target          string          `json:"target"`
+	Phase           outcome.Phase   `json:"phase"`
+	Outcome         outcome.Outcome `json:"outcome"`
+	Retry           outcome.Retry   `json:"retry"`
+	Code            outcome.Code    `json:"code,omitempty"`
+	DispatchStarted bool            `json:"dispatch_started"`
+	Attempts        int             `json:"attempts"`
+	AcceptedAt      time.Time       `json:"accepted_at"`
+	EndedAt         time.Time       `json:"ended_at,omitzero"`
+	Ended           bool            `json:"ended"`
+	Delivered       bool            `json:"delivered"`
+	Status          int             `json:"status,omitempty"` // of the stored result
+	Durability      string          `json:"durability,omitempty"`
+
+	// Envelope is set by Action, Find and Wait, not in lists.
+	Envelope *outcome.Envelope `json:"envelope,omitempty"`
+}
+
+// Facts returns the facts of the action. Of one that still runs the advice is to ask
+// again (RESULT_PENDING).
+func (a *Action) Facts() outcome.Facts {
+	return outcome.Facts{Phase: a.Phase, Outcome: a.Outcome, Retry: a.Retry, Code: a.Code}
+}
+
+// Filter picks actions. The zero value picks all.
+type Filter struct {
+	RequestID string
+	Route     string
+	Outcome   outcome.Outcome
+	Phase     outcome.Phase
+	Code      outcome.Code
+	Since     time.Time
+	OpenOnly  bool // only those that still run
+	Limit     int  // 0: as many as the proxy gives, 1000 at most
+}
+
+func (f *Filter) query() url.Values {
+	q := url.Values{}
+	set := func(name, v string) {
+		if v != "" {
+			q.Set(name, v)
+		}
+	}
+	set("request_id", f.RequestID)
+	set("route", f.Route)
+	if f.Outcome != outcome.OutcomeInvalid {
+		set("outcome", f.Outcome.String())
+	}
+	if f.Phase != outcome.PhaseInvalid {
+		set("phase", f.Phase.String())
+	}
+	set("code", f.Code.String())
+	if !f.Since.IsZero() {
+		set("since", f.Since.UTC().Format(time.RFC3339))
+	}
+	if f.OpenOnly {
+		set("open", "true")
+	}
+	if f.Limit > 0 {
+		set("limit", strconv.Itoa(f.Limit))
+	}
+	return q
+}
+
+// Action returns one action. For an id that the proxy does not know for this caller
+// the error wraps ErrNotFound.
+func (c *Client) Action(ctx context.Context, id string) (*Action, error) {
+	var doc struct {
+		Action   Action           `json:"action"`
+		Envelope outcome.Envelope `json:"envelope"`
+	}
+	if err := c.document(ctx, http.MethodGet, "/v1/actions/"+url.PathEscape(id), nil, &doc); err != nil {
+		return nil, err
+	}
+	doc.Action.Envelope = &doc.Envelope
+	return &doc.Action, nil
+}
+
+// Find returns the action that was submitted under a Waybill-Request-Id. When there is
+// none the error wraps ErrNotFound, which is no permission to repeat (CONTRACT M7).
+func (c *Client) Find(ctx context.Context, requestID string) (*Action, error) {
+	for a, err := range c.Actions(ctx, Filter{RequestID: requestID, Limit: 1}) {
+		if err != nil {
+			return nil, err
+		}
+		return c.Action(ctx, a.InvocationID)
+	}
+	return nil, fmt.Errorf("client: request id %s: %w", requestID, ErrNotFound)
+}
+
+// Actions iterates over this caller's actions, newest first. It ends after an error.
+func (c *Client) Actions(ctx context.Context, f Filter) iter.Seq2[*Action, error] {
+	return func(yield func(*Action, error) bool) {
+		resp, err := c.api(ctx, http.MethodGet, "/v1/actions", f.query())
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer func() { _ = resp.Body.Close() }()
+		if resp.StatusCode != http.StatusOK {
+			yield(nil, apiFailure(resp))
+			return
+		}
+		in := bufio.NewScanner(resp.Body)
+		in.Buffer(nil, maxEnvelopeBytes)
+		for in.Scan() {
+			a := &Action{}
+			if err := json.Unmarshal(in.Bytes(), a); err != nil {
+				yield(nil, fmt.Errorf("client: list of actions: %w", err))
+				return
+			}
+			if !yield(a, nil) {
+				return
+			}
+		}
+		if err := in.Err(); err != nil {
+			yield(nil, fmt.Errorf("client: list of actions: %w: %w", ErrUnanswered, err))
+		}
+	}
+}
+
+// Wait returns an action when it has ended. The context ends the waiting, with the
+// action as it was last seen beside the context's error.
+func (c *Client) Wait(ctx context.Context, id string) (*Action, error) {
+	for delay := firstAsk; ; delay = min(2*delay, lastAsk) {
+		a, err := c.Action(ctx, id)
+		if err != nil || a.Ended {
+			return a, err
+		}
+		if !sleep(ctx, delay) {
+			return a, context.Cause(ctx)
+		}
+	}
+}
+
+// Result fetches the stored answer of an action. It never executes anything and may be
+// repeated (CONTRACT H3). Where there is no complete result the error is an *Error with
+// the envelope: RESULT_PENDING while the action runs, RESULT_EXPIRED, or what the
+// action ended with (H10). When the connection breaks while the body is read, the body
+// goes on from the byte it had reached, on a new one; its error, other than io.EOF, is
+// an *Error whose advice is to fetch again.
+func (c *Client) Result(ctx context.Context, id string) (*Response, error) {
+	resp, f, err := c.openResult(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	r := &Response{Response: resp, InvocationID: id, Facts: f}
+	resp.Body = &resumedBody{ReadCloser: resp.Body, c: c, ctx: ctx, r: r, length: resp.ContentLength}
+	return r, nil
+}
+
+// openResult begins reading a stored result. What tells it from an envelope are
+// Waybill's fields: the status is the origin's own in one case and Waybill's in the other.
+func (c *Client) openResult(ctx context.Context, id string) (*http.Response, outcome.Facts, error) {
+	resp, err := c.api(ctx, http.MethodGet, "/v1/actions/"+url.PathEscape(id)+"/result", nil)
+	if err != nil {
+		return nil, outcome.Facts{}, err
+	}
+	f, known, ferr := answerFacts(resp.Header)
+	if ferr == nil && known && (relayed(f) || f.Code == outcome.CodeDeliveryFailed) && resp.Header.Get(outcome.HeaderInvocation) == id {
+		return resp, f, nil
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return nil, outcome.Facts{}, apiFailure(resp)
+}
+
+// resumedBody reads a stored result over broken connections. A stored result never
+// changes, so what was read already is skipped.
+type resumedBody struct {
+	io.ReadCloser
+	c      *Client
+	ctx    context.Context // of the call of Result
+	r      *Response
+	length int64 // Content-Length of the first answer, -1: none
+	read   int64
+	begun  int // how often it began anew
+	failed error
+}
+
+// Read reads on. Its error, other than io.EOF, is an *Error.
+func (b *resumedBody) Read(p []byte) (int, error) {
+	for b.failed == nil {
+		n, err := b.ReadCloser.Read(p)
+		b.read += int64(n)
+		if err == nil || errors.Is(err, io.EOF) {
+			return n, err
+		}
+		b.resume(err)
+		if n > 0 {
+			return n, nil
+		}
+	}
+	return 0, b.failed
+}
+
+// resume opens the result again and skips what was read; otherwise it sets failed.
+func (b *resumedBody) resume(cause error) {
+	for ; b.begun < resumes; b.begun++ {
+		if !sleep(b.ctx, firstAsk<<b.begun) {
+			cause = context.Cause(b.ctx)
+			break
+		}
+		resp, _, err := b.c.openResult(b.ctx, b.r.InvocationID)
+		if err != nil {
+			cause = err
+			continue
+		}
+		if resp.StatusCode != b.r.StatusCode || resp.ContentLength != b.length {
+			_ = resp.Body.Close()
+			cause = errors.New("client: the stored result is another one")
+			break
+		}
+		if _, err := io.CopyN(io.Discard, resp.Body, b.read); err != nil {
+			_ = resp.Body.Close()
+			cause = err
+			continue
+		}
+		_ = b.ReadCloser.Close()
+		b.ReadCloser = resp.Body
+		b.begun++
+		return
+	}
+	f := outcome.Facts{Phase: outcome.ResultDelivery, Outcome: b.r.Facts.Outcome, Retry: outcome.FetchResult, Code: outcome.CodeDeliveryFailed}
+	e := clientError("", f, "body_broken", "", errors.Join(ErrLost, cause))
+	e.Envelope.InvocationID = b.r.InvocationID
+	b.failed = e
+}
+
+// Ack confirms that this caller has the whole result of an action (CONTRACT H6). It
+// matters for how long the result is kept, not for the outcome. Repeating it changes
+// nothing.
+func (c *Client) Ack(ctx context.Context, id string) error {
+	return c.document(ctx, http.MethodPost, "/v1/actions/"+url.PathEscape(id)+"/ack", nil, nil)
+}
+
+// api sends one request to the caller API. Its errors wrap ErrUnanswered.
+func (c *Client) api(ctx context.Context, method, path string, q url.Values) (*http.Response, error) {
+	u := *c.proxy
+	u.Path, u.RawPath, u.RawQuery = "", "", q.Encode()
+	u.Opaque = ""
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("client: %w", err)
+	}
+	// The path as written: url.URL would escape it a second time.
+	req.URL.Path, req.URL.RawPath = path, path
+	if p, err := url.PathUnescape(path); err == nil {
+		req.URL.Path = p
+	}
+	req.Host = apiHost
+	if c.auth != "" {
+		req.Header["Authorization"] = []string{c.auth}
+	}
+	resp, err := c.direct.RoundTrip(req)
+	if err != nil {
+		return nil, fmt.Errorf("client: %w: %w", ErrUnanswered, err)
+	}
+	return resp, nil
+}
+
+// document asks for one JSON document.
+func (c *Client) document(ctx context.Context, method, path string, q url.Values, v any) error {
+	resp, err := c.api(ctx, method, path, q)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return apiFailure(resp)
+	}
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxDocumentBytes))
+	if err != nil {
+		return fmt.Errorf("client: %w: %w", ErrUnanswered, err)
+	}
+	if v == nil {
+		return nil
+	}
+	if err := json.Unmarshal(raw, v); err != nil {
+		return fmt.Errorf("client: the answer is not understood: %w", err)
+	}
+	return nil
+}
+
+// apiFailure is an answer of the caller API that is not what was asked for. It comes
+// from the proxy itself: its envelope counts without facts in the fields, too, which
+// ACTION_NOT_FOUND does not have (CONTRACT M7).
+func apiFailure(resp *http.Response) error {
+	if _, known, err := answerFacts(resp.Header); known && err == nil {
+		return ownAnswer(resp, "")
+	}
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxEnvelopeBytes))
+	env, ok := decodeEnvelope(body)
+	if !ok || env.Error == nil {
+		return fmt.Errorf("client: status %d without an envelope; is it a Waybill proxy?: %w", resp.StatusCode, ErrUnanswered)
+	}
+	return &Error{Envelope: env, Source: FromBody, Status: resp.StatusCode, Header: resp.Header, Body: body, RetryAfter: retryAfter(resp.Header)}
+}
+
+// lost finds out what became of a submission whose connection was lost. Nothing is
+// sent again; only the stored answer may be fetched (Options.FetchLost).
+func (c *Client) lost(ctx context.Context, requestID string, cause error) (*Response, *Error) {
+	e := c.afterLoss(ctx, requestID, cause)
+	if f := e.Facts(); !c.o.FetchLost || f.Code != outcome.CodeDeliveryFailed || e.Envelope.InvocationID == "" {
+		return nil, e
+	}
+	r, err := c.Result(ctx, e.Envelope.InvocationID)
+	if err != nil {
+		return nil, e
+	}
+	r.RequestID, r.Fetched = requestID, true
+	return r, nil
+}
+
+// afterLoss asks for the action of a submission. What cannot be found out is unknown:
+// the request was handed over.
+func (c *Client) afterLoss(ctx context.Context, requestID string, cause error) *Error {
+	unknown := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.Reconcile, Code: outcome.CodeRemoteOutcomeUnknown}
+	if ctx.Err() != nil {
+		// Leaving is no undo (CONTRACT F5): the proxy goes on with what it dispatched.
+		unknown.Code = outcome.CodeCallerCancelled
+		return clientError(requestID, unknown, "caller_gone", "The caller left before the answer came; the proxy goes on with what it has sent.", context.Cause(ctx))
+	}
+	c.o.Logger.Warn("connection to the proxy lost; asking for the action", slog.String("request_id", requestID))
+	a, err := c.ask(ctx, requestID)
+	switch {
+	case a != nil:
+		return &Error{Envelope: fetchable(*a.Envelope), Source: FromRecord, RequestID: requestID, Err: errors.Join(ErrLost, cause)}
+	case errors.Is(err, ErrNotFound):
+		return clientError(requestID, unknown, "action_not_found", "The connection to the proxy was lost, and the proxy has no record of the request; that proves nothing.", errors.Join(ErrLost, ErrNotFound, cause))
+	default:
+		return clientError(requestID, unknown, "proxy_unanswered", "The connection to the proxy was lost, and the proxy could not be asked about the request.", errors.Join(ErrLost, ErrUnanswered, cause))
+	}
+}
+
+// ask finds the action of a request id after a loss. The proxy may be starting again,
+// the request may still be on its way to a record, and the action may still run: ask
+// waits for each, within AskFor and SettleFor. An action that still runs in the end is
+// returned as it is.
+func (c *Client) ask(ctx context.Context, requestID string) (*Action, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.o.AskFor)
+	defer cancel()
+	var (
+		last    *Action
+		missing time.Time // since when the proxy answers that it knows no such action
+	)
+	for delay := firstAsk; ; delay = min(2*delay, lastAsk) {
+		a, err := c.Find(ctx, requestID)
+		switch {
+		case err == nil && a.Ended:
+			return a, nil
+		case err == nil:
+			last = a
+		case !errors.Is(err, ErrNotFound):
+			missing = time.Time{}
+		case missing.IsZero():
+			missing = time.Now()
+		case time.Since(missing) >= c.o.SettleFor:
+			return last, err
+		}
+		if !sleep(ctx, delay) {
+			if last == nil && !missing.IsZero() {
+				return nil, ErrNotFound
+			}
+			return last, err
+		}
+	}
+}
