@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"net"
@@ -134,6 +135,7 @@ func (j *memJournal) write(b Batch) (Receipt, error) {
 			return Receipt{}, ErrNotWritten
 		}
 		j.chunks[b.Action] = append(j.chunks[b.Action], bytes.Clone(c.Data))
+		j.note(fmt.Sprintf("durable chunk %d", c.Index))
 	}
 	if _, known := j.records[b.Action]; !known {
 		j.order = append(j.order, b.Action)
@@ -363,7 +365,9 @@ func testRoutes() []routes.Route {
 		{Name: "own", Match: routes.Match{Hosts: []string{"own.example.test"}}, Callers: []string{"alice"}},
 		{Name: "admin", Match: routes.Match{Hosts: []string{"admin.example.test"}}, Deny: true},
 		{Name: "tiny", Match: routes.Match{Hosts: []string{"tiny.example.test"}}, Limits: routes.Limits{Request: 8}},
-		{Name: "small", Match: routes.Match{Hosts: []string{"small.example.test"}}, Limits: routes.Limits{Buffer: 1024, Request: 4 << 20, Response: 8 << 20}},
+		{Name: "small", Match: routes.Match{Hosts: []string{"small.example.test"}}, Delivery: routes.DeliveryBuffered, Limits: routes.Limits{Buffer: 1024, Request: 4 << 20, Response: 8 << 20}},
+		{Name: "llm", Match: routes.Match{Hosts: []string{"llm.example.test"}}, Inject: inject, Limits: routes.Limits{Buffer: 1024}},
+		{Name: "marked", Match: routes.Match{Hosts: []string{"marked.example.test"}}, Contract: routes.Contract{EndMarker: "[DONE]"}},
 	}
 }
 

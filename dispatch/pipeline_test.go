@@ -42,7 +42,7 @@ func TestOrder(t *testing.T) {
 		t.Fatalf("%d %+v", r.Status, r.Envelope)
 	}
 	want := []string{"durable ACTION_ACCEPTED", "durable PREFLIGHT_VALIDATED", "durable CREDENTIAL_AUTHORIZED", "durable DISPATCH_STARTED", "sent POST /v1/charges",
-		"durable REQUEST_SENT", "durable REMOTE_RESPONSE_STARTED", "durable REMOTE_RESPONSE_COMPLETE", "durable RESULT_COMMITTED", "answered"}
+		"durable REQUEST_SENT", "durable REMOTE_RESPONSE_STARTED", "durable REMOTE_RESPONSE_COMPLETE", "durable RESULT_COMMITTED", "durable chunk 0", "answered"}
 	if !slices.Equal(b.log.lines, want) {
 		t.Errorf("order\n%s\nwant\n%s", strings.Join(b.log.lines, "\n"), strings.Join(want, "\n"))
 	}
@@ -245,7 +245,7 @@ func TestResultCannotBeStored(t *testing.T) {
 		return nil
 	}
 	b.tr.play = answerWith(200, strings.Repeat("x", 2<<20))
-	r := b.Do(t.Context(), post("pay.example.test", "/v1/x", "a"))
+	r := b.Do(t.Context(), post("small.example.test", "/v1/x", "a"))
 	wantFacts(t, outcomeOf(r), outcome.ResultDelivery, outcome.Unknown, outcome.Reconcile, outcome.CodeResultStoreFailed)
 }
 

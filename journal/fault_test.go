@@ -252,8 +252,8 @@ func TestRollback(t *testing.T) {
 		_, err := j.Append(bg, toDispatch(newID(), "ci", "", "f"))
 		wantErr(t, err, dispatch.ErrQuarantined, dispatch.ErrNotWritten)
 		wantErr(t, j.Admit(), dispatch.ErrQuarantined, dispatch.ErrNotWritten)
-		if _, err := j.Verify(bg); !errors.Is(err, dispatch.ErrQuarantined) {
-			t.Errorf("verify: %v", err)
+		if rep, err := j.Verify(bg); !errors.Is(err, dispatch.ErrQuarantined) || !errors.Is(err, ErrCorrupt) || rep.Broken == nil || rep.Broken.Seq != rec.Seq+1 {
+			t.Errorf("verify: %v, want event %d", err, rec.Seq+1)
 		}
 		var last error
 		n := 0

@@ -36,7 +36,11 @@ type folder struct {
 // the process, whatever ends it (case JR-05).
 func openFolder(dir string, create, sync bool) (*folder, error) {
 	if create {
-		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		err := os.Mkdir(dir, 0o700)
+		if err == nil && sync {
+			err = syncDir(filepath.Dir(dir)) // the folder itself must not vanish
+		}
+		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, fmt.Errorf("journal: %w", err)
 		}
 	}

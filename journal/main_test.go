@@ -73,7 +73,11 @@ func child(dir, mode string) {
 					return
 				}
 				say("DISPATCHED", id)
-				data := make([]byte, rng.IntN(3*dispatch.MaxChunkBytes/2))
+				size := 2 << 10
+				if rng.IntN(6) == 0 {
+					size = 3 * dispatch.MaxChunkBytes / 2
+				}
+				data := make([]byte, rng.IntN(size))
 				n := 0
 				for off := 0; off < len(data); off += dispatch.MaxChunkBytes {
 					end := min(off+dispatch.MaxChunkBytes, len(data))
@@ -229,7 +233,7 @@ func TestKill(t *testing.T) {
 	}
 	lost := 0
 	for i, point := range points {
-		runChild(t, l, dir, point, 1+rng.IntN(150))
+		runChild(t, l, dir, point, 1+rng.IntN(100))
 		j, rec, err := Open(testOptions(dir, nil))
 		if err != nil {
 			t.Fatalf("kill %d at %q: open: %v", i, point, err)

@@ -166,6 +166,22 @@ func TestModesAndKey(t *testing.T) {
 	}
 }
 
+// A folder of a newer program is refused as such.
+func TestNewerFormat(t *testing.T) {
+	contract.Covers(t, "A8")
+	dir := tempDir(t)
+	closeTest(t, openTest(t, dir, nil))
+	for _, f := range glob(t, filepath.Join(dir, nameWitness, "*.wit")) {
+		b := readAll(t, f)
+		b[7]++
+		if err := os.WriteFile(f, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, _, err := Open(testOptions(dir, nil))
+	wantErr(t, err, ErrFormat)
+}
+
 // What is on the disk is sealed: none of what was recorded is there in clear.
 func TestNothingInClear(t *testing.T) {
 	contract.Covers(t, "C2")

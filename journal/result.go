@@ -180,3 +180,17 @@ func (b *body) Close() error {
 	b.err, b.chunk = errors.New("journal: result is closed"), nil
 	return nil
 }
+
+// Chunk implements dispatch.Journal: one durable chunk, verified by its own seal. What
+// the chunks make together only OpenResult verifies.
+func (j *Journal) Chunk(_ context.Context, id dispatch.ActionID, attempt, index int) (data []byte, err error) {
+	err = j.view(func(txn *badger.Txn) error {
+		var found bool
+		data, _, found, err = j.readChunk(txn, id, attempt, index)
+		if err == nil && !found {
+			return dispatch.ErrNoResult
+		}
+		return err
+	})
+	return data, err
+}

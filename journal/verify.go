@@ -46,7 +46,8 @@ func (j *Journal) Verify(ctx context.Context) (Report, error) {
 		v.report.Broken = broken
 	}
 	if err == nil && j.recovery.Quarantined {
-		err = fmt.Errorf("%w: %s", dispatch.ErrQuarantined, j.recovery.Reason)
+		v.report.Broken = &CorruptError{What: "the store ends before its witness", Seq: j.recovery.Seq + 1}
+		err = fmt.Errorf("%w: %w", dispatch.ErrQuarantined, v.report.Broken)
 	}
 	return v.report, err
 }

@@ -281,6 +281,9 @@ func witnessStore(dir string) (id storeID, found bool, err error) {
 		if id, ok := headerStore(b); ok {
 			return id, true, nil
 		}
+		if bytes.HasPrefix(b, []byte(witnessMagic[:6])) && b[7] > witnessMagic[7] {
+			return id, false, ErrFormat
+		}
 	}
 	return id, false, nil
 }

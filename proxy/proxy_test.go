@@ -217,16 +217,55 @@ func readHeadFrom(t *testing.T, r *bufio.Reader) string {
 	}
 }
 
+// TestStreamed: each piece of a streamed answer arrives by itself (case ST-01), the
+// head before any, and trailer fields that are known at the end only come last.
+func TestStreamed(t *testing.T) {
+	b := newBed(t)
+	for _, contentType := range []string{"text/event-stream", "application/octet-stream"} {
+		for _, w := range ways {
+			pr, pw := io.Pipe()
+			trailer := http.Header{}
+			b.pipe.answer = func(context.Context, *seen) *dispatch.Reply {
+				r := b.pipe.reply(200, http.Header{"Content-Type": {contentType}}, nil)
+				r.Body, r.ContentLength, r.Streamed, r.Trailer = pr, -1, true, trailer
+				return r
+			}
+			resp, err := b.client(nil, w.h2).Get(w.scheme + "://pay.example.test/") // nothing was written yet
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range 3 {
+				want := fmt.Sprintf("data: %d\n\n", i)
+				if _, err := io.WriteString(pw, want); err != nil {
+					t.Fatal(err)
+				}
+				got := make([]byte, len(want))
+				if _, err := io.ReadFull(resp.Body, got); err != nil || string(got) != want {
+					t.Fatalf("%s: %q %v", w.name, got, err)
+				}
+			}
+			trailer.Set("Waybill-Outcome", "committed;phase=remote_execution;retry=never")
+			_ = pw.Close()
+			if rest, err := io.ReadAll(resp.Body); len(rest) != 0 || err != nil {
+				t.Errorf("%s: %q %v", w.name, rest, err)
+			}
+			if resp.Trailer.Get("Waybill-Outcome") == "" {
+				t.Errorf("%s: trailer %v", w.name, resp.Trailer)
+			}
+		}
+	}
+}
+
 // TestBrokenBodyOfAnswer: a result whose body breaks never ends cleanly (H5, G2), and
 // the pipeline hears of it.
 func TestBrokenBodyOfAnswer(t *testing.T) {
 	b := newBed(t)
 	broken := errors.New("chunk is damaged")
-	for _, length := range []int64{-1, 10} {
+	for _, length := range []int64{-1, 10, -2} {
 		b.pipe.answer = func(context.Context, *seen) *dispatch.Reply {
 			r := b.pipe.reply(200, nil, nil)
 			r.Body = io.NopCloser(io.MultiReader(strings.NewReader("half"), errReader{broken}))
-			r.ContentLength = length
+			r.ContentLength, r.Streamed = max(length, -1), length == -2
 			return r
 		}
 		for _, w := range ways {

@@ -335,7 +335,7 @@ func (x *exchange) response(r *http.Request, reply *dispatch.Reply) *http.Respon
 		h["Content-Length"] = []string{strconv.FormatInt(reply.ContentLength, 10)}
 	}
 	trailer := reply.Trailer
-	if len(trailer) > 0 {
+	if len(trailer) > 0 || reply.Streamed && trailer != nil {
 		delete(h, "Content-Length") // trailers need the chunked coding in HTTP/1.1
 	}
 	if reply.Status == http.StatusNoContent {
@@ -377,12 +377,14 @@ func (b *replyBody) Read(p []byte) (int, error) {
 func (b *replyBody) WriteTo(w io.Writer) (int64, error) {
 	var n int64
 	var err error
-	if b.r != nil {
-		if wt, ok := b.r.(io.WriterTo); ok {
-			n, err = wt.WriteTo(w)
-		} else {
-			n, err = io.Copy(w, onlyReader{b.r})
-		}
+	switch wt, ok := b.r.(io.WriterTo); {
+	case b.r == nil:
+	case b.x.reply.Streamed:
+		n, err = b.stream(w)
+	case ok:
+		n, err = wt.WriteTo(w)
+	default:
+		n, err = io.Copy(w, onlyReader{b.r})
 	}
 	if err != nil && b.x.w.err == nil {
 		b.abort(err)
@@ -398,6 +400,42 @@ func (b *replyBody) WriteTo(w io.Writer) (int64, error) {
 }
 
 type onlyReader struct{ io.Reader }
+
+// streamBuffers are the pieces in which streamed answers are relayed.
+var streamBuffers = sync.Pool{New: func() any { return new([32 << 10]byte) }}
+
+// stream relays each piece as it comes, without waiting for more; the head goes out
+// first, before there is any (CONTRACT H5).
+func (b *replyBody) stream(w io.Writer) (int64, error) {
+	buf, ok := streamBuffers.Get().(*[32 << 10]byte)
+	if !ok {
+		panic("proxy: the pool holds nothing else")
+	}
+	defer streamBuffers.Put(buf)
+	if err := b.x.w.FlushError(); err != nil {
+		return 0, err
+	}
+	var total int64
+	for {
+		n, rerr := b.r.Read(buf[:])
+		if n > 0 {
+			written, err := w.Write(buf[:n])
+			total += int64(written)
+			if err == nil {
+				err = b.x.w.FlushError()
+			}
+			if err != nil {
+				return total, err
+			}
+		}
+		if rerr == io.EOF { // itself: a wrapped one is no clean end
+			return total, nil
+		}
+		if rerr != nil {
+			return total, rerr
+		}
+	}
+}
 
 func (b *replyBody) abort(err error) {
 	b.x.broken = err

@@ -325,7 +325,7 @@ func fullRoute() Route {
 		Name:     "full",
 		Match:    Match{Hosts: []string{"a.test"}, Ports: []int{443}, Methods: []string{"GET"}, Paths: []string{"/v1/**"}},
 		Inject:   []Injection{{"Authorization", "Bearer ${secret}", "c"}},
-		Contract: Contract{Repeatable: &rep, RefusedBeforeExecution: []int{429}, KeyInUse: []int{409}, CloseDelimited: true},
+		Contract: Contract{Repeatable: &rep, RefusedBeforeExecution: []int{429}, KeyInUse: []int{409}, CloseDelimited: true, EndMarker: "[DONE]"},
 		Delivery: DeliveryBuffered, Durability: Relaxed, RejectManaged: true, PassAuthorization: true,
 		Callers: []string{"ci"}, Strip: []string{"Cookie"},
 		Upstream: Upstream{

@@ -76,7 +76,7 @@ routes:
   - {header: x-key, value: "${secret}", credential: f}
   - {header: authorization, value: "Basic ${basic:u}", credential: abs}
   - {header: Cookie, value: "k=${secret}", credential: e}
-  contract: {repeatable: false, refused_before_execution: [429, 503], close_delimited: true}
+  contract: {repeatable: false, refused_before_execution: [429, 503], close_delimited: true, end_marker: "[DONE]"}
   strip: [x-other]
   callers: [ci]
 `)
@@ -87,7 +87,7 @@ routes:
 		t.Errorf("%+v", c.Credentials)
 	}
 	r := c.Snapshot.Route("a")
-	if rep := r.Contract.Repeatable; rep == nil || *rep || r.Repeatable("GET") || !r.Contract.CloseDelimited || fmt.Sprint(r.Contract.RefusedBeforeExecution) != "[429 503]" {
+	if rep := r.Contract.Repeatable; rep == nil || *rep || r.Repeatable("GET") || !r.Contract.CloseDelimited || r.Contract.EndMarker != "[DONE]" || fmt.Sprint(r.Contract.RefusedBeforeExecution) != "[429 503]" {
 		t.Errorf("%+v", r.Contract)
 	}
 	if fmt.Sprint(r.Inject) != "[{X-Key ${secret} f} {Authorization Basic ${basic:u} abs} {Cookie k=${secret} e}]" || r.Strip[0] != "X-Other" {

@@ -31,7 +31,7 @@ var (
 	}
 	injectSchema   = schema{keys: []string{"header", "value", "credential"}}
 	contractSchema = schema{
-		keys:    []string{"repeatable", "refused_before_execution", "close_delimited"},
+		keys:    []string{"repeatable", "refused_before_execution", "close_delimited", "end_marker"},
 		unbuilt: map[string][]string{"idempotency": nil, "reconcile": nil, "async": nil, "batch": nil, "on_repeat": nil},
 	}
 	upstreamSchema = schema{
@@ -60,6 +60,9 @@ func homeOf(key string) string {
 }
 
 const anyCaller = "any"
+
+// maxMarker bounds contract.end_marker, in bytes.
+const maxMarker = 256
 
 func (r *reader) routes(n *yaml.Node, path string, creds *credentials, callers []Caller) (out []routes.Route, nodes []*yaml.Node) {
 	names := map[string]int{}
@@ -117,8 +120,7 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) routes.R
 	case 1:
 		rt.Delivery = routes.DeliveryBuffered
 	case 2:
-		n, path, _ := o.get("delivery")
-		r.fail(n, path, "stream is not available in this version", "write auto or buffered")
+		rt.Delivery = routes.DeliveryStream
 	}
 	if o.enum("durability", "strict", "relaxed") == 1 {
 		rt.Durability = routes.Relaxed
@@ -403,6 +405,12 @@ func (r *reader) contract(n *yaml.Node, path string) routes.Contract {
 		}
 	}
 	c.CloseDelimited = o.boolean("close_delimited", false)
+	if s, ok := o.text("end_marker", "text such as \"[DONE]\""); ok {
+		if c.EndMarker = s; s == "" || len(s) > maxMarker || strings.TrimSpace(s) != s || strings.ContainsAny(s, "\r\n") {
+			n, path, _ := o.get("end_marker")
+			r.fail(n, path, "is no usable end marker", "write one line of at most 256 bytes that begins and ends with no blank, such as \"[DONE]\"")
+		}
+	}
 	return c
 }
 

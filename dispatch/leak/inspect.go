@@ -1,0 +1,539 @@
+package leak
+
+import (
+	"bufio"
+	"compress/flate"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/andybalholm/brotli"
+	"github.com/klauspost/compress/zstd"
+)
+
+// What an Inspector allows a body to decode to. All layers of a list of codings
+// count together. Beyond it the Inspector gives up with ErrTooLarge.
+const (
+	DecodedBytes = 64 << 20 // always
+	DecodedRatio = 256      // and so many more for each byte of the body
+)
+
+// maxWindow is the largest window of zstd that is decoded, in bytes (RFC 9659 §3);
+// that of brotli is at most 16 MiB (RFC 7932 §9.1), that of deflate 32 KiB.
+const maxWindow = 8 << 20
+
+// maxCodings is the longest list of content codings that is decoded.
+const maxCodings = 3
+
+// The reasons for which an Inspector cannot say that a body is clean. They hold
+// nothing of the body. Such a result is to be blocked (CONTRACT C5).
+var (
+	// ErrTooLarge: the body decodes to more than DecodedBytes and DecodedRatio allow,
+	// or needs a larger window than RFC 9659 does.
+	ErrTooLarge = errors.New("leak: decoded body over the limit")
+	// ErrUndecodable: the body begins as its coding demands, and then breaks its rules.
+	ErrUndecodable = errors.New("leak: body does not decode")
+	// ErrCodings: the list of codings is too long.
+	ErrCodings = errors.New("leak: too many content codings")
+)
+
+// coding is a content coding that is decoded.
+type coding uint8
+
+const (
+	codingInvalid coding = iota
+	codingGzip
+	codingDeflate // as RFC 9110 §8.4.1.2 says: in the zlib format
+	codingRaw     // as some servers send it: without that format
+	codingBrotli
+	codingZstd
+)
+
+// plain are names in Content-Encoding under which nothing is encoded: the reserved
+// one, and those that servers write by mistake.
+var plain = map[string]bool{"": true, "identity": true, "none": true, "binary": true, "utf-8": true, "utf8": true,
+	"us-ascii": true, "iso-8859-1": true, "7bit": true, "8bit": true}
+
+// ContentEncoding returns the value of the Content-Encoding fields of h as one list,
+// and whether a body under it is encoded: it goes through an Inspector then, and
+// through a Stream otherwise.
+func ContentEncoding(h http.Header) (list string, encoded bool) {
+	list = strings.Join(h.Values("Content-Encoding"), ", ")
+	codings, opaque, err := parseCodings(list)
+	return list, len(codings) > 0 || opaque || err != nil
+}
+
+// parseCodings returns the codings in the order in which they are to be undone, as
+// far as they are known. opaque says that one of them is not.
+func parseCodings(list string) (codings []coding, opaque bool, err error) {
+	names := strings.Split(strings.ToLower(list), ",")
+	slices.Reverse(names)
+	for _, name := range names {
+		name = strings.Trim(name, " \t")
+		if plain[name] {
+			continue
+		}
+		if len(codings) == maxCodings {
+			return nil, false, ErrCodings
+		}
+		switch name {
+		case "gzip", "x-gzip":
+			codings = append(codings, codingGzip)
+		case "deflate":
+			codings = append(codings, codingDeflate)
+		case "br":
+			codings = append(codings, codingBrotli)
+		case "zstd":
+			codings = append(codings, codingZstd)
+		default:
+			return codings, true, nil
+		}
+	}
+	return codings, false, nil
+}
+
+// Inspector looks for secrets in an encoded body, which cannot be masked in place:
+// it is decoded for the search and passed on as it came (CONTRACT G12), or blocked.
+// What is decoded is not kept; memory is bounded by the windows of the codings. The
+// body is also searched as it is. An Inspector belongs to one goroutine and must be
+// closed. The nil Inspector finds nothing. It prints as [redacted].
+type Inspector struct {
+	raw     scanner
+	ways    []*way
+	opaque  bool
+	written int64
+	found   bool
+	err     error
+	closed  bool
+}
+
+// Inspector returns an Inspector for a body with the given Content-Encoding, a list
+// if there are several (RFC 9110 §8.4); ContentEncoding gives both. gzip, x-gzip,
+// deflate (with and without the zlib format), br and zstd are decoded, and lists of
+// up to three of them; identity and some names that mean as much are ignored.
+//
+// Under a coding that is not known the body is searched as it is, after the known
+// codings around it are undone. Opaque tells so: whoever wants to be sure blocks it.
+//
+// The error is ErrCodings. The Inspector of the nil Guard is nil.
+func (g *Guard) Inspector(contentEncoding string) (*Inspector, error) {
+	if g == nil {
+		return nil, nil
+	}
+	codings, opaque, err := parseCodings(contentEncoding)
+	if err != nil {
+		return nil, err
+	}
+	i := &Inspector{opaque: opaque}
+	i.raw.reset(g)
+	if len(codings) == 0 {
+		return i, nil
+	}
+	// Clients guess which deflate it is, so both count.
+	variants := [][]coding{nil}
+	for _, c := range codings {
+		n := len(variants)
+		for j := range n {
+			base := variants[j]
+			variants[j] = append(slices.Clip(base), c)
+			if c == codingDeflate {
+				variants = append(variants, append(slices.Clip(base), codingRaw))
+			}
+		}
+	}
+	for _, v := range variants {
+		i.ways = append(i.ways, newWay(g, v))
+	}
+	return i, nil
+}
+
+// Opaque reports whether the body has a coding that is not known, so that only its
+// encoded form is searched.
+func (i *Inspector) Opaque() bool { return i != nil && i.opaque }
+
+// Write takes the next piece of the body and reports whether a secret has been found
+// so far, in all that can be decoded by now. The error is ErrTooLarge or
+// ErrUndecodable and stays; what is found before an error stays found. p is not
+// retained.
+func (i *Inspector) Write(p []byte) (found bool, err error) {
+	if i == nil {
+		return false, nil
+	}
+	if len(p) == 0 || i.found || i.err != nil || i.closed {
+		return i.found, i.err
+	}
+	i.written += int64(len(p))
+	i.raw.scan(p)
+	i.found = len(i.raw.spans) > 0
+	for _, w := range i.ways {
+		if !i.found {
+			w.feed(p, i.written)
+			i.found = w.found
+		}
+	}
+	i.judge()
+	return i.found, i.err
+}
+
+// Close ends the body. It reports like Write; a body that ends too early within its
+// coding is searched as far as it decodes, and one that does not even begin with its
+// coding is searched as it is. It may be called twice.
+func (i *Inspector) Close() (found bool, err error) {
+	if i == nil {
+		return false, nil
+	}
+	if !i.closed {
+		i.closed = true
+		for _, w := range i.ways {
+			w.end(i.found || i.err != nil)
+			i.found = i.found || w.found
+		}
+		i.judge()
+	}
+	return i.found, i.err
+}
+
+// Safe is the number of bytes of the body, from its first, that may be released
+// while the rest is not known yet: those that decode to text which was searched and
+// in which no secret has begun. Decoders of gzip and deflate hand text over at a
+// flush of the sender, else every 32 KiB; those of br and zstd as early as they can.
+// For a list of codings Safe is 0 until Close. It is 0 when a secret was found, or
+// after an error.
+func (i *Inspector) Safe() int64 {
+	if i == nil || i.found || i.err != nil {
+		return 0
+	}
+	if i.closed {
+		return i.written
+	}
+	out := i.raw.settled()
+	for _, w := range i.ways {
+		out = min(out, w.safe(i.written))
+	}
+	return out
+}
+
+// judge sets err: at once for what is too large; for what does not decode when no
+// way of reading it is left.
+func (i *Inspector) judge() {
+	if i.found || i.err != nil {
+		return
+	}
+	bad, good := false, false
+	for _, w := range i.ways {
+		switch w.verdict {
+		case verdictTooLarge:
+			i.err = ErrTooLarge
+			return
+		case verdictUndecodable:
+			bad = true
+		case verdictClean, verdictOpen:
+			good = true
+		case verdictForeign:
+		}
+	}
+	if bad && !good {
+		i.err = ErrUndecodable
+	}
+}
+
+// verdict is how the decoding of a body ended.
+type verdict uint8
+
+const (
+	verdictOpen        verdict = iota // it has not
+	verdictClean                      // decoded to the end, or as far as it goes
+	verdictForeign                    // it is not in that coding at all
+	verdictUndecodable                // it is, up to a point
+	verdictTooLarge
+)
+
+var (
+	errStopped = errors.New("leak: stopped")
+	errForeign = errors.New("leak: not in that coding")
+)
+
+// way is one way to decode a body. The decoders read, and the body is written: the
+// decoding runs as a coroutine that is resumed for each piece and stops when it
+// needs the next one.
+type way struct {
+	codings []coding
+	scan    scanner
+	found   bool
+	verdict verdict
+
+	next  func() (struct{}, bool)
+	stop  func()
+	yield func(struct{}) bool
+	buf   []byte // of the piece, what was not read yet
+	ended bool
+
+	written int64 // bytes of the body, the piece included
+	taken   int64 // bytes of the body that were read
+	decoded int64 // bytes that came out of all layers
+	emitted bool  // something came out of the last one
+	clean   int64 // taken when all that was read had come out and was searched
+}
+
+func newWay(g *Guard, codings []coding) *way {
+	w := &way{codings: codings}
+	w.scan.reset(g)
+	return w
+}
+
+// feed decodes what p adds.
+func (w *way) feed(p []byte, written int64) {
+	w.written = written
+	if w.next == nil {
+		w.next, w.stop = iter.Pull(func(yield func(struct{}) bool) {
+			w.yield = yield
+			w.run()
+		})
+	}
+	if w.verdict == verdictOpen {
+		w.buf = p
+		w.next()
+		w.buf = nil
+	}
+}
+
+// end decodes what is left, or drops it.
+func (w *way) end(drop bool) {
+	if w.next == nil {
+		w.verdict = verdictClean
+		return
+	}
+	if w.verdict == verdictOpen && !drop {
+		w.ended = true
+		w.next()
+	}
+	w.stop()
+}
+
+// safe is the way's part of Inspector.Safe.
+func (w *way) safe(written int64) int64 {
+	switch {
+	case w.verdict != verdictOpen:
+		return written // the rest is not in the coding
+	case len(w.codings) > 1:
+		return 0
+	case w.lazy():
+		return w.clean
+	case w.scan.idle():
+		w.clean = written
+	}
+	return w.clean
+}
+
+// lazy says that the decoder reads ahead of what it hands over.
+func (w *way) lazy() bool { return w.codings[0] < codingBrotli }
+
+// Read reads the body; it is called in the coroutine only.
+func (w *way) Read(p []byte) (int, error) {
+	if err := w.more(); err != nil {
+		return 0, err
+	}
+	n := copy(p, w.buf)
+	w.buf = w.buf[n:]
+	w.taken += int64(n)
+	return n, nil
+}
+
+// ReadByte keeps decoders from reading ahead through a buffer of their own.
+func (w *way) ReadByte() (byte, error) {
+	if err := w.more(); err != nil {
+		return 0, err
+	}
+	c := w.buf[0]
+	w.buf = w.buf[1:]
+	w.taken++
+	return c, nil
+}
+
+func (w *way) more() error {
+	for len(w.buf) == 0 {
+		if w.ended {
+			return io.EOF
+		}
+		if !w.yield(struct{}{}) {
+			return errStopped
+		}
+	}
+	return nil
+}
+
+// run decodes the body and searches what comes out.
+func (w *way) run() {
+	var r io.Reader = w
+	for i, c := range w.codings {
+		if i > 0 {
+			r = bufio.NewReaderSize(r, 4<<10)
+		}
+		d, closer := c.reader(r.(byteReader))
+		if closer != nil {
+			defer closer()
+		}
+		r = &bounded{w: w, r: d}
+	}
+	buf := make([]byte, 16<<10)
+	for {
+		n, err := r.Read(buf)
+		w.emitted = w.emitted || n > 0
+		w.scan.scan(buf[:n])
+		if len(w.scan.spans) > 0 && n > 0 {
+			w.found = true
+			return
+		}
+		if n > 0 && w.scan.idle() && w.lazy() {
+			w.clean = w.taken
+		}
+		if err != nil {
+			w.verdict = w.judge(err)
+			return
+		}
+	}
+}
+
+func (w *way) judge(err error) verdict {
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, errStopped):
+		return verdictClean
+	case errors.Is(err, ErrTooLarge), errors.Is(err, zstd.ErrDecoderSizeExceeded), errors.Is(err, zstd.ErrWindowSizeExceeded):
+		return verdictTooLarge
+	case !w.emitted:
+		return verdictForeign
+	case errors.Is(err, errForeign), errors.Is(err, zstd.ErrMagicMismatch):
+		return verdictClean // something else follows the encoded text
+	}
+	return verdictUndecodable
+}
+
+type byteReader interface {
+	io.Reader
+	io.ByteReader
+}
+
+// bounded is a layer of decoding that counts.
+type bounded struct {
+	w *way
+	r io.Reader
+}
+
+func (b *bounded) Read(p []byte) (n int, err error) {
+	// A decoder that stumbles over hostile bytes ends its body, and not the process.
+	defer func() {
+		if v := recover(); v != nil {
+			n, err = 0, ErrUndecodable
+		}
+	}()
+	n, err = b.r.Read(p)
+	b.w.decoded += int64(n)
+	if b.w.decoded > DecodedBytes+DecodedRatio*b.w.written {
+		return n, ErrTooLarge
+	}
+	return n, err
+}
+
+// reader returns a decoder, and what frees it or nil.
+func (c coding) reader(r byteReader) (io.Reader, func()) {
+	switch c {
+	case codingGzip:
+		return &members{r: r}, nil
+	case codingDeflate:
+		return &zlibReader{r: r}, nil
+	case codingRaw:
+		return flate.NewReader(r), nil
+	case codingBrotli:
+		return brotli.NewReader(r), nil
+	case codingZstd:
+		d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderMaxWindow(maxWindow), zstd.IgnoreChecksum(true))
+		if err != nil {
+			return failed{err}, nil
+		}
+		return d, d.Close
+	case codingInvalid:
+	}
+	return failed{errForeign}, nil
+}
+
+type failed struct{ err error }
+
+func (f failed) Read([]byte) (int, error) { return 0, f.err }
+
+// members reads a file of gzip members (RFC 1952 §2.2). A wrong checksum does not
+// end it, since clients exist that do not look at it.
+type members struct {
+	r    byteReader
+	z    *gzip.Reader
+	open bool
+}
+
+func (m *members) Read(p []byte) (int, error) {
+	for {
+		if !m.open {
+			if err := m.begin(); err != nil {
+				return 0, err
+			}
+			m.open = true
+		}
+		n, err := m.z.Read(p)
+		if errors.Is(err, io.EOF) || errors.Is(err, gzip.ErrChecksum) {
+			m.open, err = false, nil
+		}
+		if n > 0 || err != nil {
+			return n, err
+		}
+	}
+}
+
+func (m *members) begin() (err error) {
+	if m.z == nil {
+		m.z, err = gzip.NewReader(m.r)
+	} else {
+		err = m.z.Reset(m.r)
+	}
+	if errors.Is(err, gzip.ErrHeader) {
+		return errForeign
+	}
+	if err == nil {
+		m.z.Multistream(false)
+	}
+	return err
+}
+
+// zlibReader reads the zlib format (RFC 1950 §2.2). The checksum at the end is not
+// looked at.
+type zlibReader struct {
+	r byteReader
+	f io.Reader
+}
+
+func (z *zlibReader) Read(p []byte) (int, error) {
+	if z.f == nil {
+		var head [2]byte
+		if _, err := io.ReadFull(z.r, head[:]); err != nil {
+			return 0, err
+		}
+		if head[0]&15 != 8 || (uint(head[0])<<8|uint(head[1]))%31 != 0 {
+			return 0, errForeign
+		}
+		z.f = flate.NewReader(z.r)
+	}
+	return z.f.Read(p)
+}
+
+// Format prints [redacted].
+func (i *Inspector) Format(f fmt.State, _ rune) { fmt.Fprint(f, redacted) }
+
+// LogValue is [redacted].
+func (i *Inspector) LogValue() slog.Value { return slog.StringValue(redacted) }
+
+// MarshalText is [redacted].
+func (i *Inspector) MarshalText() ([]byte, error) { return []byte(redacted), nil }

@@ -1,0 +1,256 @@
+package leak
+
+import (
+	"encoding/binary"
+	"math/bits"
+)
+
+// span is a place in a text, by the offsets of its first byte and of the one behind.
+type span struct{ start, end int64 }
+
+// scanner looks for the patterns of a Guard in a text that comes in pieces. Every
+// byte is looked at once: what may become a match is carried on as threads, so that
+// it does not matter where the text is cut.
+type scanner struct {
+	g       *Guard
+	pos     int64    // bytes seen
+	threads []thread // unlike in their state; all of them can still become a match
+	next    []thread // the other buffer
+	index   map[state]int32
+	spans   []span // found by the last scan
+}
+
+// state is a place in a pattern: within the spelling of a symbol.
+type state struct {
+	pattern uint32
+	symbol  uint32
+	node    uint32
+}
+
+// thread is a beginning of a match: where it began, what it waits for.
+type thread struct {
+	state
+	start int64
+}
+
+// manyThreads is from where on threads are found by a map. A secret that repeats
+// itself has as many of them as it has repeated parts.
+const manyThreads = 16
+
+func (sc *scanner) reset(g *Guard) {
+	sc.g, sc.pos = g, 0
+	sc.threads, sc.next, sc.spans = sc.threads[:0], sc.next[:0], sc.spans[:0]
+}
+
+// settled is the offset up to which no match can begin any more that is not known.
+func (sc *scanner) settled() int64 {
+	out := sc.pos
+	for i := range sc.threads {
+		out = min(out, sc.threads[i].start)
+	}
+	return out
+}
+
+// idle reports whether no match has begun.
+func (sc *scanner) idle() bool { return len(sc.threads) == 0 }
+
+// scan reads p and leaves in spans what ends in it.
+func (sc *scanner) scan(p []byte) {
+	sc.spans = sc.spans[:0]
+	if sc.g == nil || len(p) == 0 {
+		return
+	}
+	f := sc.g.filter(sc.pos, len(p))
+	i := 0
+	if !sc.idle() {
+		i = sc.run(p, 0, 0)
+	}
+	for i < len(p) {
+		least := len(p)
+		if f != nil {
+			var hit bool
+			if i, hit = f.skip(p, i); hit {
+				least = i + f.stride
+			}
+		}
+		i = sc.run(p, i, least)
+	}
+	sc.pos += int64(len(p))
+}
+
+// run reads p from i on: to least, and on until no match has begun, or to the end.
+// It returns where it stopped.
+func (sc *scanner) run(p []byte, i, least int) int {
+	starts := &sc.g.starts
+	for i < len(p) {
+		if sc.idle() {
+			for i < least && starts[p[i]] == 0 {
+				i++
+			}
+			if i >= least {
+				return i
+			}
+		}
+		sc.step(p[i], sc.pos+int64(i))
+		i++
+	}
+	return i
+}
+
+// step reads one byte, at the offset at.
+func (sc *scanner) step(c byte, at int64) {
+	sc.next = sc.next[:0]
+	if len(sc.index) > 0 {
+		clear(sc.index)
+	}
+	sp := sc.g.sp
+	for i := range sc.threads {
+		sc.move(sp, &sc.threads[i], c, at)
+	}
+	for m := sc.g.starts[c]; m != 0; m &= m - 1 {
+		for p := bits.TrailingZeros64(m); p < len(sc.g.patterns); p += 64 {
+			t := thread{state{pattern: uint32(p), node: sp.roots[sc.g.patterns[p].symbols[0]]}, at}
+			sc.move(sp, &t, c, at)
+		}
+	}
+	sc.threads, sc.next = sc.next, sc.threads
+}
+
+func (sc *scanner) move(sp *spellingTable, t *thread, c byte, at int64) {
+	for _, e := range sp.edgesOf(t.node) {
+		if e.c != c {
+			continue
+		}
+		nd := &sp.nodes[e.to]
+		if nd.end {
+			symbols := sc.g.patterns[t.pattern].symbols
+			if n := t.symbol + 1; int(n) == len(symbols) {
+				sc.spans = append(sc.spans, span{t.start, at + 1})
+			} else {
+				sc.put(thread{state{t.pattern, n, sp.roots[symbols[n]]}, t.start})
+			}
+		}
+		if nd.n > 0 {
+			sc.put(thread{state{t.pattern, t.symbol, e.to}, t.start})
+		}
+		return
+	}
+}
+
+// put adds a thread. Of two in the same state the one that began first says it all:
+// they end alike, and it covers the other.
+func (sc *scanner) put(t thread) {
+	if len(sc.next) < manyThreads {
+		for i := range sc.next {
+			if sc.next[i].state == t.state {
+				sc.next[i].start = min(sc.next[i].start, t.start)
+				return
+			}
+		}
+		sc.next = append(sc.next, t)
+		return
+	}
+	if len(sc.next) == manyThreads {
+		if sc.index == nil {
+			sc.index = make(map[state]int32, 4*manyThreads)
+		}
+		for i := range sc.next {
+			sc.index[sc.next[i].state] = int32(i)
+		}
+	}
+	if i, ok := sc.index[t.state]; ok {
+		sc.next[i].start = min(sc.next[i].start, t.start)
+		return
+	}
+	sc.index[t.state] = int32(len(sc.next))
+	sc.next = append(sc.next, t)
+}
+
+// filter skips what cannot hold a match. It knows every window of three bytes that
+// occurs in the beginning of any spelling of any pattern, that is in its first
+// symbols. A match spells each of them with a byte or more; so of `symbols` bytes of
+// text one window is enough to say that none begins among the first `stride`.
+type filter struct {
+	stride int
+	table  [1 << 10]uint64 // a set of hashes
+}
+
+// filterSymbols is how much of a pattern the filter knows: more of it makes longer
+// strides and a fuller table.
+const filterSymbols = 16
+
+// filterFrom is the number of bytes of a body from where on the filter is worth
+// being made.
+const filterFrom = 4 << 10
+
+// filter returns the filter for a piece of n bytes at the offset pos, or nil if it
+// is not worth it.
+func (g *Guard) filter(pos int64, n int) *filter {
+	if pos+int64(n) < filterFrom || n < 4*filterSymbols {
+		return nil
+	}
+	g.once.Do(func() { g.table = newFilter(g.sp, g.patterns) })
+	return g.table
+}
+
+func newFilter(sp *spellingTable, patterns []pattern) *filter {
+	length := filterSymbols
+	for _, p := range patterns {
+		length = min(length, len(p.symbols))
+	}
+	f := &filter{stride: length - 2}
+	for _, p := range patterns {
+		for i := range length {
+			g := &sp.grams[p.symbols[i]]
+			for _, h := range g.inside {
+				f.put(h)
+			}
+			if i+1 >= length {
+				continue
+			}
+			g1 := &sp.grams[p.symbols[i+1]]
+			for _, ab := range g.last2 {
+				for _, c := range g1.first1 {
+					f.put(hash(ab | uint32(c)<<16))
+				}
+			}
+			for _, a := range g.last1 {
+				for _, bc := range g1.first2 {
+					f.put(hash(uint32(a) | bc<<8))
+				}
+			}
+			if i+2 >= length {
+				continue
+			}
+			g2 := &sp.grams[p.symbols[i+2]]
+			for _, a := range g.last1 {
+				for _, b := range g1.single {
+					for _, c := range g2.first1 {
+						f.put(hash(uint32(a) | uint32(b)<<8 | uint32(c)<<16))
+					}
+				}
+			}
+		}
+	}
+	return f
+}
+
+// hash maps a window, its first byte lowest, to a bit of the table.
+func hash(w uint32) uint32 { return w * 0x9e3779b1 >> 16 }
+
+func (f *filter) put(h uint32) { f.table[h>>6] |= 1 << (h & 63) }
+
+// skip returns the first place from i on before which no match begins, and whether
+// one may begin among the next stride bytes. Otherwise too few bytes are left to
+// tell.
+func (f *filter) skip(p []byte, i int) (int, bool) {
+	// The window is at i+stride-1; it is loaded with the byte before it.
+	for ; i+f.stride+2 <= len(p); i += f.stride {
+		w := binary.LittleEndian.Uint32(p[i+f.stride-2:]) >> 8
+		h := hash(w)
+		if f.table[h>>6]&(1<<(h&63)) != 0 {
+			return i, true
+		}
+	}
+	return i, false
+}
