@@ -41,6 +41,12 @@ type rig struct {
 
 func newRig(t testing.TB, ca *testkit.CA, origins map[string]string) *rig {
 	t.Helper()
+	return newRigWith(t, ca, origins, "")
+}
+
+// newRigWith takes further top-level YAML.
+func newRigWith(t testing.TB, ca *testkit.CA, origins map[string]string, top string) *rig {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "wbc") // short: a socket's path has at most 107 bytes
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +64,7 @@ func newRig(t testing.TB, ca *testkit.CA, origins map[string]string) *rig {
 	}
 	r.bin = testkit.BinaryWith(t, build)
 	var y strings.Builder
-	y.WriteString("version: 1\ncredentials:\n  pay: {from: {file: secret}, label: test}\nroutes:\n")
+	y.WriteString("version: 1\n" + top + "credentials:\n  pay: {from: {file: secret}, label: test}\nroutes:\n")
 	for _, host := range []string{payHost, searchHost, deadHost} {
 		addr := origins[host]
 		if addr == "" {

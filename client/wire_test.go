@@ -2,11 +2,14 @@ package client_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -151,9 +154,10 @@ func asJSON(t testing.TB, v any) string {
 func TestUnsafeRepeat(t *testing.T) {
 	contract.Covers(t, "O3", "O5")
 	ca := testkit.NewCA(t)
-	silent := true
+	var silent atomic.Bool
+	silent.Store(true)
 	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(payHost), Handler: func(testkit.Arrival) []testkit.Step {
-		if silent {
+		if silent.Load() {
 			return []testkit.Step{testkit.Close()}
 		}
 		return []testkit.Step{testkit.Reply(201, "made")}
@@ -168,7 +172,7 @@ func TestUnsafeRepeat(t *testing.T) {
 	if first.Facts().Retry != outcome.Reconcile {
 		t.Fatalf("%+v", first)
 	}
-	silent = false
+	silent.Store(false)
 	_, err = send()
 	if e := failed(t, err); e.Facts().Code != outcome.CodeDuplicateSuspected || e.Envelope.Evidence.EarlierAction != first.Envelope.InvocationID {
 		t.Fatalf("%+v", e)
@@ -423,4 +427,70 @@ func TestCallerAPIRefusals(t *testing.T) {
 	if err := c.Ack(t.Context(), e.Envelope.InvocationID); err == nil {
 		t.Error("acknowledged a result that does not exist")
 	}
+}
+
+// TestRefusedConnect: the answer to a refused CONNECT, of which net/http shows the
+// reason phrase only, is the same envelope (CONTRACT L6).
+func TestRefusedConnect(t *testing.T) {
+	contract.Covers(t, "L6", "O5", "V4")
+	ca := testkit.NewCA(t)
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(payHost)})
+	const token = "client-test-token"
+	r := newRigWith(t, ca, map[string]string{payHost: up.Addr()}, fmt.Sprintf("callers: [{name: ci, token_sha256: %x}]\n", sha256.Sum256([]byte(token))))
+	for name, change := range forms {
+		_, err := r.client(change).Do(post(t, t.Context(), "https://"+payHost+"/", "x"))
+		e := failed(t, err)
+		if f, _ := outcome.Of(outcome.CodeCallerUnauthenticated); e.Facts() != f || e.Source != client.FromBody || e.Status != 407 || e.Envelope.Evidence.Reason != "unauthenticated" {
+			t.Errorf("%s: %+v", name, e)
+		}
+		if errors.Is(err, client.ErrNotSent) != (name == "tunnel") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := r.client(change).Find(t.Context(), "x"); failed(t, err).Facts().Code != outcome.CodeCallerUnauthenticated {
+			t.Error(err)
+		}
+		if strings.Contains(err.Error(), token) {
+			t.Error("the token is in the error")
+		}
+		known := r.client(func(o *client.Options) {
+			if change != nil {
+				change(o)
+			}
+			o.Proxy = "http://ci:" + token + "@" + r.addr
+		})
+		resp, err := known.Do(post(t, t.Context(), "https://"+payHost+"/", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = text(t, resp)
+		if a, err := known.Find(t.Context(), resp.RequestID); err != nil || a.InvocationID != resp.InvocationID {
+			t.Errorf("%+v %v", a, err)
+		}
+	}
+	up.RequireCount(t, len(forms), "", "")
+	// A library that hides transport errors gets the refusal as an answer.
+	c := r.client(func(o *client.Options) { o.AnswerFailures = true })
+	resp, err := c.HTTPClient().Do(post(t, t.Context(), "https://"+payHost+"/", "x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if e := client.ErrorOf(resp); resp.StatusCode != 407 || e == nil || e.Facts().Code != outcome.CodeCallerUnauthenticated {
+		t.Errorf("%d %+v", resp.StatusCode, e)
+	}
+}
+
+// TestUntrustedProxy: without Waybill's CA nothing is sent, and the error says what to do.
+func TestUntrustedProxy(t *testing.T) {
+	contract.Covers(t, "O5")
+	ca := testkit.NewCA(t)
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(payHost)})
+	r := newRig(t, ca, map[string]string{payHost: up.Addr()})
+	c := r.client(func(o *client.Options) { o.Roots = ca.Pool() })
+	_, err := c.Do(post(t, t.Context(), "https://"+payHost+"/", "x"))
+	e := failed(t, err)
+	if !errors.Is(e, client.ErrNotSent) || e.Facts().Retry != outcome.AfterCorrection || e.Facts().Outcome != outcome.NotAttempted || len(e.Earlier) != 0 {
+		t.Errorf("%+v", e)
+	}
+	up.RequireCount(t, 0, "", "")
 }

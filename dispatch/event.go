@@ -190,48 +190,22 @@ type Ended struct {
 	RetryAfter    time.Duration  `json:"retry_after,omitempty"`
 }
 
-// endedJSON is Ended with facts that may be missing: those of CALLER_GONE are,
-// since the attempt goes on.
-type endedJSON struct {
-	*outcome.Facts
-	Stage         outcome.Stage  `json:"stage,omitempty"`
-	Reason        string         `json:"reason,omitempty"`
-	Field         string         `json:"field,omitempty"`
-	EarlierAction string         `json:"earlier_action,omitempty"`
-	Peer          *outcome.Peer  `json:"peer,omitempty"`
-	Source        outcome.Source `json:"source,omitempty"`
-	Proof         string         `json:"proof,omitempty"`
-	StatusLine    string         `json:"status_line,omitempty"`
-	RetryAfter    time.Duration  `json:"retry_after,omitempty"`
-}
+type plainEnded Ended
 
-// MarshalJSON leaves facts out that are wholly zero, and refuses half-set ones
-// (CONTRACT A8).
+// MarshalJSON leaves facts out that are wholly zero – those of CALLER_GONE are, since
+// the attempt goes on – and refuses half-set ones (CONTRACT A8).
 func (e Ended) MarshalJSON() ([]byte, error) {
-	j := endedJSON{
-		Stage: e.Stage, Reason: e.Reason, Field: e.Field, EarlierAction: e.EarlierAction, Peer: e.Peer,
-		Source: e.Source, Proof: e.Proof, StatusLine: e.StatusLine, RetryAfter: e.RetryAfter,
-	}
 	if e.Facts != (outcome.Facts{}) {
-		j.Facts = &e.Facts
+		return json.Marshal(plainEnded(e))
 	}
-	return json.Marshal(j)
-}
-
-// UnmarshalJSON reads what MarshalJSON wrote.
-func (e *Ended) UnmarshalJSON(b []byte) error {
-	var j endedJSON
-	if err := json.Unmarshal(b, &j); err != nil {
-		return err
-	}
-	*e = Ended{
-		Stage: j.Stage, Reason: j.Reason, Field: j.Field, EarlierAction: j.EarlierAction, Peer: j.Peer,
-		Source: j.Source, Proof: j.Proof, StatusLine: j.StatusLine, RetryAfter: j.RetryAfter,
-	}
-	if j.Facts != nil {
-		e.Facts = *j.Facts
-	}
-	return nil
+	// The outer fields hide those of Facts, and are left out.
+	return json.Marshal(struct {
+		plainEnded
+		Phase   *struct{} `json:"phase,omitempty"`
+		Outcome *struct{} `json:"outcome,omitempty"`
+		Retry   *struct{} `json:"retry,omitempty"`
+		Code    *struct{} `json:"code,omitempty"`
+	}{plainEnded: plainEnded(e)})
 }
 
 // Dispatch is the connection that carries the attempt.
@@ -271,6 +245,9 @@ type Result struct {
 	Bytes   int64               `json:"bytes"`
 	Chunks  int                 `json:"chunks"`
 	Digest  string              `json:"digest"` // "sha256:…" of the body as stored
+	// RedirectTo is Record.RedirectKey, RedirectFrom the origin that redirected (R3).
+	RedirectTo   string `json:"redirect_to,omitempty"`
+	RedirectFrom string `json:"redirect_from,omitempty"`
 	// ExpiresAt is when retention may drop the body; zero: never. Times are advisory (M3).
 	ExpiresAt time.Time `json:"expires_at,omitzero"`
 }

@@ -189,6 +189,17 @@ func (j *memJournal) Guarding(_ context.Context, caller, print string) (Record, 
 	return Record{}, ErrActionNotFound
 }
 
+func (j *memJournal) Redirecting(_ context.Context, caller, key string) (Record, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for i := len(j.order) - 1; i >= 0; i-- {
+		if r := j.records[j.order[i]]; r.Caller == caller && r.RedirectKey() == key {
+			return r, nil
+		}
+	}
+	return Record{}, ErrActionNotFound
+}
+
 func (j *memJournal) Actions(context.Context, Filter) iter.Seq2[Record, error] {
 	return func(func(Record, error) bool) {}
 }
@@ -367,6 +378,7 @@ func testRoutes() []routes.Route {
 		{Name: "tiny", Match: routes.Match{Hosts: []string{"tiny.example.test"}}, Limits: routes.Limits{Request: 8}},
 		{Name: "small", Match: routes.Match{Hosts: []string{"small.example.test"}}, Delivery: routes.DeliveryBuffered, Limits: routes.Limits{Buffer: 1024, Request: 4 << 20, Response: 8 << 20}},
 		{Name: "llm", Match: routes.Match{Hosts: []string{"llm.example.test"}}, Inject: inject, Limits: routes.Limits{Buffer: 1024}},
+		{Name: "store", Match: routes.Match{Hosts: []string{"store.example.test"}}, Inject: inject, RedirectFrom: []string{"https://pay.example.test"}},
 		{Name: "marked", Match: routes.Match{Hosts: []string{"marked.example.test"}}, Contract: routes.Contract{EndMarker: "[DONE]"}},
 	}
 }

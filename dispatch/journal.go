@@ -55,6 +55,9 @@ type Journal interface {
 	// Repeatable guard (O3): the latest ended action of this caller with this fingerprint
 	// for which Record.GuardsRepeats() holds, or ErrActionNotFound.
 	Guarding(ctx context.Context, caller, fingerprint string) (Record, error)
+	// Redirecting returns the latest action of this caller whose Record.RedirectKey is
+	// key (R3), or ErrActionNotFound.
+	Redirecting(ctx context.Context, caller, key string) (Record, error)
 	// Actions iterates over projections, newest first.
 	Actions(ctx context.Context, f Filter) iter.Seq2[Record, error]
 	// OpenResult returns the stored result of an action. ErrNoResult, ErrResultDropped,

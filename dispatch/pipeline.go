@@ -264,7 +264,7 @@ func (a *action) prepare(ctx context.Context) *Reply {
 		return a.journalUnavailable(outcome.Validation, err)
 	}
 	a.binding = a.p.binding.Load()
-	for _, step := range []func(context.Context) *Refusal{a.aim, a.choose, a.claim, a.spool, a.guard} {
+	for _, step := range []func(context.Context) *Refusal{a.aim, a.choose, a.followsRedirect, a.claim, a.spool, a.guard} {
 		if refused := step(ctx); refused != nil {
 			if ctx.Err() != nil && refused.Reason == reasonBodyBroken {
 				refused = a.cancelled(outcome.Validation)

@@ -133,6 +133,9 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 		return a.storeFailed(end, err)
 	}
 	result.ExpiresAt = a.now().Add(a.route.Limits.Retention)
+	if to := relayedRedirect(end.Status, end.Header["Location"], a.out.Target); to != "" {
+		result.RedirectTo, result.RedirectFrom = to, a.out.Target.Origin()
+	}
 	a.add(Event{Type: ResultCommitted, Attempt: a.tries, Ended: a.ended(facts, end, outcome.RemoteResponse), Result: result})
 	a.noteLeaving()
 	// An answer that is read back from the journal must be there: a relaxed append

@@ -298,7 +298,8 @@ func cloneEvent(in *dispatch.Event) dispatch.Event {
 	if e := clone(ev.Ended); e != nil {
 		e.Peer = clonePeer(e.Peer)
 		e.Stage, e.Source = outcome.Stage(text(string(e.Stage))), outcome.Source(text(string(e.Source)))
-		e.Reason, e.Field, e.EarlierAction, e.Proof, e.StatusLine = text(e.Reason), text(e.Field), text(e.EarlierAction), text(e.Proof), text(e.StatusLine)
+		e.Reason, e.Field, e.Route, e.EarlierAction = text(e.Reason), text(e.Field), text(e.Route), text(e.EarlierAction)
+		e.Proof, e.StatusLine = text(e.Proof), text(e.StatusLine)
 		ev.Ended = e
 	}
 	if d := clone(ev.Dispatch); d != nil {
@@ -314,7 +315,7 @@ func cloneEvent(in *dispatch.Event) dispatch.Event {
 	}
 	if r := clone(ev.Result); r != nil {
 		r.Header, r.Trailer = cloneFields(r.Header), cloneFields(r.Trailer)
-		r.Digest = text(r.Digest)
+		r.Digest, r.RedirectTo, r.RedirectFrom = text(r.Digest), text(r.RedirectTo), text(r.RedirectFrom)
 		if !r.ExpiresAt.IsZero() {
 			r.ExpiresAt = instant(r.ExpiresAt)
 		}

@@ -478,6 +478,41 @@ func TestGuard(t *testing.T) {
 	mustVerify(t, j)
 }
 
+func TestRedirecting(t *testing.T) {
+	contract.Covers(t, "R3")
+	dir := tempDir(t)
+	j := openTest(t, dir, nil)
+	redirect := func(to string) dispatch.ActionID {
+		id := newID()
+		mustAppend(t, j, toDispatch(id, "ci", "", "f"))
+		ev := evResult(1, 307, 0, nil, committed)
+		ev.Result.RedirectTo, ev.Result.RedirectFrom = to, "https://pay.example.test"
+		mustAppend(t, j, dispatch.Batch{Action: id, Events: []dispatch.Event{evResponse(1, 307), ev}})
+		return id
+	}
+	redirect("sha256:k1")
+	b := redirect("sha256:k1")
+	c := redirect("sha256:k2")
+	redirect("")
+	for range 2 {
+		for key, want := range map[string]dispatch.ActionID{"sha256:k1": b, "sha256:k2": c} {
+			r, err := j.Redirecting(bg, "ci", key)
+			if err != nil || r.ID != want || r.Result.RedirectFrom != "https://pay.example.test" {
+				t.Errorf("%s: %s, %v", key, r.ID, err)
+			}
+			_, err = j.Redirecting(bg, "other", key)
+			wantErr(t, err, dispatch.ErrActionNotFound)
+		}
+		for _, key := range []string{"", "sha256:k3"} {
+			_, err := j.Redirecting(bg, "ci", key)
+			wantErr(t, err, dispatch.ErrActionNotFound)
+		}
+		mustVerify(t, j)
+		closeTest(t, j)
+		j = openTest(t, dir, nil)
+	}
+}
+
 func TestFilters(t *testing.T) {
 	contract.Covers(t, "M1")
 	j := openTest(t, tempDir(t), nil)

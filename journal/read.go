@@ -131,8 +131,23 @@ func (j *Journal) ByRequestID(_ context.Context, caller, requestID string) (id d
 
 // Guarding implements dispatch.Journal: the action that ended last of those that
 // guard against a repeat (CONTRACT O3). Actions still running are not in the index.
-func (j *Journal) Guarding(_ context.Context, caller, fingerprint string) (rec dispatch.Record, err error) {
-	prefix := prefixGuard(j.seal.mac(macGuard, caller, fingerprint))
+func (j *Journal) Guarding(_ context.Context, caller, fingerprint string) (dispatch.Record, error) {
+	return j.latest(prefixLatest(famGuard, j.seal.mac(macGuard, caller, fingerprint)), func(r *dispatch.Record) bool {
+		return r.Caller == caller && r.Bound != nil && r.Bound.Fingerprint == fingerprint && r.GuardsRepeats()
+	})
+}
+
+// Redirecting implements dispatch.Journal: the action whose answer sent the caller
+// there last (CONTRACT R3).
+func (j *Journal) Redirecting(_ context.Context, caller, key string) (dispatch.Record, error) {
+	return j.latest(prefixLatest(famRedirect, j.seal.mac(macGoto, caller, key)), func(r *dispatch.Record) bool {
+		return r.Caller == caller && key != "" && r.RedirectKey() == key
+	})
+}
+
+// latest returns the first action downwards from the end of an index for which match
+// holds. Index entries are hints: the projection is read, and decides.
+func (j *Journal) latest(prefix []byte, match func(*dispatch.Record) bool) (rec dispatch.Record, err error) {
 	err = j.view(func(txn *badger.Txn) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix, Reverse: true})
 		defer it.Close()
@@ -145,10 +160,10 @@ func (j *Journal) Guarding(_ context.Context, caller, fingerprint string) (rec d
 			if err != nil {
 				return err
 			}
-			if p == nil || p.rec.Caller != caller || p.rec.Bound == nil || p.rec.Bound.Fingerprint != fingerprint {
+			if p == nil {
 				continue
 			}
-			if r := j.project(p.rec); r.GuardsRepeats() {
+			if r := j.project(p.rec); match(&r) {
 				rec = r
 				return nil
 			}

@@ -148,6 +148,7 @@ const (
 	famCaller   = 'c' // HMAC(caller)(16) first seq(8) action(16) -> nothing
 	famRequest  = 'k' // HMAC(caller, request id)(32)          -> action(16)
 	famGuard    = 'g' // HMAC(caller, fingerprint)(32) seq(8) action(16) -> nothing
+	famRedirect = 'd' // HMAC(caller, redirect key)(32) seq(8) action(16) -> nothing
 	famChunk    = 'r' // action(16) attempt(4) index(4)        -> chunk
 	famManifest = 'R' // action(16) attempt(4)                 -> manifest
 	famExpiry   = 'x' // ms(8) action(16) attempt(4)           -> nothing
@@ -159,6 +160,7 @@ const (
 	macCaller  = 1
 	macRequest = 2
 	macGuard   = 3
+	macGoto    = 4
 )
 
 var (
@@ -190,10 +192,13 @@ func keyCaller(mac digest, seq uint64, id dispatch.ActionID) []byte {
 
 func keyRequest(mac digest) []byte { return append(append(make([]byte, 0, 33), famRequest), mac[:]...) }
 
-func prefixGuard(mac digest) []byte { return append(append(make([]byte, 0, 57), famGuard), mac[:]...) }
+// prefixLatest is of the indexes that find the latest action with some property.
+func prefixLatest(family byte, mac digest) []byte {
+	return append(append(make([]byte, 0, 57), family), mac[:]...)
+}
 
-func keyGuard(mac digest, seq uint64, id dispatch.ActionID) []byte {
-	return append(binary.BigEndian.AppendUint64(prefixGuard(mac), seq), id[:]...)
+func keyLatest(family byte, mac digest, seq uint64, id dispatch.ActionID) []byte {
+	return append(binary.BigEndian.AppendUint64(prefixLatest(family, mac), seq), id[:]...)
 }
 
 func prefixChunks(id dispatch.ActionID, attempt int) []byte {

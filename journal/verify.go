@@ -328,10 +328,19 @@ func (v *verifier) hints(txn *badger.Txn, rec *dispatch.Record) error {
 			return &CorruptError{What: "index of request ids", Action: rec.ID}
 		}
 	}
-	if !rec.GuardsRepeats() {
-		return nil
+	if rec.GuardsRepeats() {
+		if err := v.listed(txn, rec, "guarding actions", prefixLatest(famGuard, v.j.seal.mac(macGuard, rec.Caller, rec.Bound.Fingerprint))); err != nil {
+			return err
+		}
 	}
-	prefix := prefixGuard(v.j.seal.mac(macGuard, rec.Caller, rec.Bound.Fingerprint))
+	if to := rec.RedirectKey(); to != "" {
+		return v.listed(txn, rec, "redirecting actions", prefixLatest(famRedirect, v.j.seal.mac(macGoto, rec.Caller, to)))
+	}
+	return nil
+}
+
+// listed checks that an index of the latest actions holds rec.
+func (v *verifier) listed(txn *badger.Txn, rec *dispatch.Record, what string, prefix []byte) error {
 	it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix})
 	defer it.Close()
 	for it.Rewind(); it.Valid(); it.Next() {
@@ -339,7 +348,7 @@ func (v *verifier) hints(txn *badger.Txn, rec *dispatch.Record) error {
 			return nil
 		}
 	}
-	return &CorruptError{What: "index of guarding actions", Action: rec.ID}
+	return &CorruptError{What: "index of " + what, Action: rec.ID}
 }
 
 // strays finds open-index entries without an action: they would be harmless, and

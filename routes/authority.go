@@ -380,6 +380,30 @@ func (t Target) Authority() string {
 	return t.Host + ":" + port
 }
 
+// Origin returns scheme://host[:port], the default port left out (RFC 6454 §6.2).
+// ParseOrigin reads it back to the same target.
+func (t Target) Origin() string {
+	a := t.Authority()
+	if t.Port == DefaultPort(t.Scheme) {
+		a = a[:strings.LastIndexByte(a, ':')]
+	}
+	return t.Scheme + "://" + a
+}
+
+// ParseOrigin reads an origin such as "https://api.example.com". Errors wrap
+// ErrBadAuthority.
+func ParseOrigin(s string) (Target, error) {
+	scheme, rest, ok := strings.Cut(s, "://")
+	if !ok || scheme != "http" && scheme != "https" {
+		return Target{}, &AuthorityError{Reason: "scheme"}
+	}
+	host, port, err := ParseAuthority(rest, DefaultPort(scheme))
+	if err != nil {
+		return Target{}, err
+	}
+	return Target{Scheme: scheme, Host: host, Port: port}, nil
+}
+
 // DefaultPort returns the port of a scheme: 80 for "http", 443 for "https", 0 else.
 func DefaultPort(scheme string) int {
 	switch scheme {

@@ -26,10 +26,13 @@ type Route struct {
 	// route, in canonical form. It is for routes without injection: a client that
 	// follows a redirect to pre-signed storage repeats its placeholder Authorization
 	// there and the storage refuses both (case RD-04).
-	Strip    []string
-	Callers  []string // names; empty: any (V4)
-	Upstream Upstream
-	Limits   Limits
+	Strip   []string
+	Callers []string // names; empty: any (V4)
+	// RedirectFrom are origins ("https://api.example.com") whose relayed redirects may
+	// be followed to this route with its credential (CONTRACT R3).
+	RedirectFrom []string
+	Upstream     Upstream
+	Limits       Limits
 }
 
 // Match selects requests. All conditions must hold.

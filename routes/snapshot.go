@@ -267,6 +267,7 @@ func (r *Route) clone() Route {
 	c.Inject = cloneSlice(r.Inject)
 	c.Strip = cloneSlice(r.Strip)
 	c.Callers = cloneSlice(r.Callers)
+	c.RedirectFrom = cloneSlice(r.RedirectFrom)
 	c.Contract.RefusedBeforeExecution = cloneSlice(r.Contract.RefusedBeforeExecution)
 	c.Contract.KeyInUse = cloneSlice(r.Contract.KeyInUse)
 	if r.Contract.Repeatable != nil {

@@ -46,8 +46,7 @@ type Guard struct {
 	sp       *spellingTable
 	patterns []pattern
 	starts   [256]uint64 // by first byte: the patterns it may begin, by their index modulo 64
-	once     sync.Once
-	table    *filter
+	filter   *filter
 }
 
 // pattern is one form of a secret: a sequence of symbols, each of which may be
@@ -57,7 +56,8 @@ type pattern struct{ symbols []symbol }
 // New returns the Guard of the secrets: the bytes of each credential, and the field
 // values rendered from them. It copies them. Secrets shorter than MinSecretBytes are
 // left out, and those in which another one is contained as it is, since finding the
-// inner one is enough. New returns nil if nothing is left.
+// inner one is enough. New returns nil if nothing is left. It takes some microseconds;
+// actions under the same credential may share a Guard.
 func New(secrets ...[]byte) *Guard {
 	kept := make([][]byte, 0, len(secrets))
 	for _, s := range secrets {
@@ -84,6 +84,7 @@ func New(secrets ...[]byte) *Guard {
 		}
 		g.add(hexSymbols(s))
 	}
+	g.filter = newFilter(g.sp, g.patterns)
 	return g
 }
 

@@ -406,6 +406,8 @@ func (w *way) judge(err error) verdict {
 		return verdictClean
 	case errors.Is(err, ErrTooLarge), errors.Is(err, zstd.ErrDecoderSizeExceeded), errors.Is(err, zstd.ErrWindowSizeExceeded):
 		return verdictTooLarge
+	case errors.Is(err, ErrUndecodable):
+		return verdictUndecodable
 	case !w.emitted:
 		return verdictForeign
 	case errors.Is(err, errForeign), errors.Is(err, zstd.ErrMagicMismatch):

@@ -60,20 +60,18 @@ func (sc *scanner) scan(p []byte) {
 	if sc.g == nil || len(p) == 0 {
 		return
 	}
-	f := sc.g.filter(sc.pos, len(p))
+	f := sc.g.filter
 	i := 0
 	if !sc.idle() {
 		i = sc.run(p, 0, 0)
 	}
 	for i < len(p) {
+		first, hit := f.skip(p, i)
 		least := len(p)
-		if f != nil {
-			var hit bool
-			if i, hit = f.skip(p, i); hit {
-				least = i + f.stride
-			}
+		if hit {
+			least = first + f.stride
 		}
-		i = sc.run(p, i, least)
+		i = sc.run(p, first, least)
 	}
 	sc.pos += int64(len(p))
 }
@@ -169,7 +167,8 @@ func (sc *scanner) put(t thread) {
 // filter skips what cannot hold a match. It knows every window of three bytes that
 // occurs in the beginning of any spelling of any pattern, that is in its first
 // symbols. A match spells each of them with a byte or more; so of `symbols` bytes of
-// text one window is enough to say that none begins among the first `stride`.
+// text one window is enough to say that none begins among the first `stride`; and
+// where a match begins, `stride` windows in a row are known.
 type filter struct {
 	stride int
 	table  [1 << 10]uint64 // a set of hashes
@@ -178,20 +177,6 @@ type filter struct {
 // filterSymbols is how much of a pattern the filter knows: more of it makes longer
 // strides and a fuller table.
 const filterSymbols = 16
-
-// filterFrom is the number of bytes of a body from where on the filter is worth
-// being made.
-const filterFrom = 4 << 10
-
-// filter returns the filter for a piece of n bytes at the offset pos, or nil if it
-// is not worth it.
-func (g *Guard) filter(pos int64, n int) *filter {
-	if pos+int64(n) < filterFrom || n < 4*filterSymbols {
-		return nil
-	}
-	g.once.Do(func() { g.table = newFilter(g.sp, g.patterns) })
-	return g.table
-}
 
 func newFilter(sp *spellingTable, patterns []pattern) *filter {
 	length := filterSymbols
@@ -240,17 +225,39 @@ func hash(w uint32) uint32 { return w * 0x9e3779b1 >> 16 }
 
 func (f *filter) put(h uint32) { f.table[h>>6] |= 1 << (h & 63) }
 
+// has reports whether the window at i may occur in a pattern.
+func (f *filter) has(p []byte, i int) bool {
+	h := hash(uint32(p[i]) | uint32(p[i+1])<<8 | uint32(p[i+2])<<16)
+	return f.table[h>>6]&(1<<(h&63)) != 0
+}
+
 // skip returns the first place from i on before which no match begins, and whether
-// one may begin among the next stride bytes. Otherwise too few bytes are left to
-// tell.
+// one may begin there. Otherwise too few bytes are left to tell.
 func (f *filter) skip(p []byte, i int) (int, bool) {
-	// The window is at i+stride-1; it is loaded with the byte before it.
-	for ; i+f.stride+2 <= len(p); i += f.stride {
-		w := binary.LittleEndian.Uint32(p[i+f.stride-2:]) >> 8
-		h := hash(w)
-		if f.table[h>>6]&(1<<(h&63)) != 0 {
-			return i, true
+	stride, table := f.stride, &f.table
+	for i+stride+2 <= len(p) {
+		// A match that begins in the stride has the window at its end, which is loaded with the byte before it.
+		h := hash(binary.LittleEndian.Uint32(p[i+stride-2:]) >> 8)
+		if table[h>>6]&(1<<(h&63)) == 0 {
+			i += stride
+			continue
 		}
+		// It has as many windows in a row as the stride is long, this one among them.
+		first := i + stride - 1
+		next := first + 1
+		for first > i && f.has(p, first-1) {
+			first--
+		}
+		for next < first+stride && next+3 <= len(p) && f.has(p, next) {
+			next++
+		}
+		switch {
+		case next == first+stride:
+			return first, true
+		case next+3 > len(p):
+			return first, false
+		}
+		i = next + 1
 	}
 	return i, false
 }

@@ -109,11 +109,11 @@ func (t *spellingTable) edgesOf(n uint32) []edge {
 // gramParts describe the spellings of a symbol by their windows of three bytes.
 type gramParts struct {
 	inside []uint32 // hashes of windows within a spelling
-	last2  []uint32   // the last two bytes of a spelling
-	last1  []byte     // the last byte
-	first2 []uint32   // the first two bytes
-	first1 []byte     // the first byte
-	single []byte     // spellings of one byte
+	last2  []uint32 // the last two bytes of a spelling
+	last1  []byte   // the last byte
+	first2 []uint32 // the first two bytes
+	first1 []byte   // the first byte
+	single []byte   // spellings of one byte
 }
 
 // spellings returns the table; it is made once.
@@ -130,7 +130,7 @@ var spellings = sync.OnceValue(func() *spellingTable {
 	}
 	wrapped := func(words []string) []string {
 		var out []string
-		for _, end := range []string{"", "\n", "\r\n", `\n`, `\r\n`, "%0A", "%0a", "%0D%0A", "%0d%0a"} {
+		for _, end := range []string{"", "\n", "\r\n", `\n`, `\r\n`} {
 			for _, w := range words {
 				out = append(out, end+w)
 			}

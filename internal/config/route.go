@@ -20,9 +20,9 @@ import (
 
 var (
 	routeSchema = schema{
-		keys: []string{"name", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "callers", "upstream", "limits"},
+		keys: []string{"name", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "redirect_from", "callers", "upstream", "limits"},
 		unbuilt: map[string][]string{
-			"redirects": {"relay"}, "redirect_from": {"[]"}, "approval": {"none"}, "leak": nil, "dialect": {"default"}, "upgrade": {"refuse"},
+			"redirects": {"relay"}, "approval": {"none"}, "leak": nil, "dialect": {"default"}, "upgrade": {"refuse"},
 		},
 	}
 	matchSchema = schema{
@@ -135,6 +135,13 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) routes.R
 		return r.fieldName(s)
 	})
 	rt.Callers = r.routeCallers(o, callers)
+	rt.RedirectFrom = o.texts("redirect_from", "an origin", "[https://api.example.com]", func(s string) (string, string, string) {
+		t, err := routes.ParseOrigin(s)
+		if err != nil {
+			return "", "is no origin", "write https:// and a host, without a path, such as https://api.example.com"
+		}
+		return t.Origin(), "", ""
+	})
 	if n, path, ok := o.get("upstream"); ok {
 		rt.Upstream = r.upstream(n, path, &rt)
 	}

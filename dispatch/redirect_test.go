@@ -1,0 +1,97 @@
+package dispatch
+
+import (
+	"testing"
+	"time"
+
+	"waybill/internal/contract"
+	"waybill/outcome"
+	"waybill/routes"
+)
+
+// TestCrossOriginRedirect: RD-01, R3, R4. The redirect is relayed as it came; the
+// follow-up gets no credential unless its route names the redirecting origin.
+func TestCrossOriginRedirect(t *testing.T) {
+	contract.Covers(t, "R1", "R3", "R4")
+	for _, c := range []struct {
+		name, location string
+		follow         *Submission
+		refused        bool
+	}{
+		{"another origin", "https://key.example.test/steal?x=1", get("https", "key.example.test", "/steal", "x=1"), true},
+		{"scheme-relative", "//key.example.test/steal", get("https", "key.example.test", "/steal", ""), true},
+		{"backslashes", `\\key.example.test/steal`, get("https", "key.example.test", "/steal", ""), true},
+		{"user info", "https://u:p@KEY.example.test:443/steal#frag", get("https", "key.example.test", "/steal", ""), true},
+		{"downgrade", "http://pay.example.test/v1/y", get("http", "pay.example.test", "/v1/y", ""), true},
+		{"named in redirect_from", "https://store.example.test/o?sig=1", get("https", "store.example.test", "/o", "sig=1"), false},
+		{"a route without a credential", "https://search.example.test/o", get("https", "search.example.test", "/o", ""), false},
+		{"same origin", "/v1/y", get("https", "pay.example.test", "/v1/y", ""), false},
+		{"same origin, absolute", "https://pay.example.test/v1/y", get("https", "pay.example.test", "/v1/y", ""), false},
+		{"another location", "https://key.example.test/steal", get("https", "key.example.test", "/other", ""), false},
+		{"another query", "https://key.example.test/steal?x=1", get("https", "key.example.test", "/steal", "x=2"), false},
+	} {
+		clock := &fixedClock{at: testTime}
+		b := newBench(t)
+		b.cfg.Clock = clock
+		b.tr.play = answerWith(302, "", "Location", c.location)
+		r := b.Do(t.Context(), get("https", "pay.example.test", "/v1/x", ""))
+		if r.Status != 302 || r.Header.Get("Location") != c.location || facts(r) != outcome.Success() || b.tr.count() != 1 {
+			t.Errorf("%s: not relayed as it came: %d %+v, %d sent", c.name, r.Status, facts(r), b.tr.count())
+		}
+		b.tr.play = answerWith(200, "ok")
+		r = b.Do(t.Context(), c.follow)
+		if c.refused != (facts(r).Code == outcome.CodeRedirectCrossOrigin) || c.refused != (b.tr.count() == 1) {
+			t.Errorf("%s: follow-up %v, %d sent", c.name, facts(r).Code, b.tr.count())
+		}
+		if !c.refused {
+			continue
+		}
+		wantFacts(t, facts(r), outcome.Validation, outcome.NotAttempted, outcome.AfterCorrection, outcome.CodeRedirectCrossOrigin)
+		if b.j.last().Credential != nil || r.Status != 403 || r.Envelope.Evidence.EarlierAction == "" {
+			t.Errorf("%s: %d %+v", c.name, r.Status, r.Envelope.Evidence)
+		}
+		other := *c.follow
+		other.Caller.ID = "other"
+		if r := b.Do(t.Context(), &other); facts(r).Code == outcome.CodeRedirectCrossOrigin {
+			t.Errorf("%s: another caller's own request was refused", c.name)
+		}
+		clock.at = testTime.Add(2 * time.Hour)
+		if r := b.Do(t.Context(), c.follow); facts(r).Code == outcome.CodeRedirectCrossOrigin {
+			t.Errorf("%s: refused for ever", c.name)
+		}
+	}
+}
+
+func get(scheme, host, path, query string) *Submission {
+	s := post(host, path, "")
+	s.Method, s.Body, s.Scheme = "GET", nil, scheme
+	s.RawQuery, s.HasQuery = query, query != ""
+	if scheme == "http" {
+		s.Authorities = Authorities{URL: host, Host: host}
+	}
+	return s
+}
+
+func TestLocations(t *testing.T) {
+	base := routes.Target{Scheme: "https", Host: "pay.example.test", Port: 443}
+	for loc, want := range map[string]string{
+		"https://evil.example.test": "https://evil.example.test:443/", "HTTPS://Evil.Example.test:8443/a?b": "https://evil.example.test:8443/a?b",
+		"//evil.example.test?x": "https://evil.example.test:443/?x", "http:///nohost": "", "javascript:alert(1)": "", "mailto:a@b": "", "https:evil": "",
+		"/rel": "same", "rel": "same", "?q": "same", "": "same", "./a:b": "same", "https://bad host/": "",
+	} {
+		tg, path, query, hasQuery, same, ok := locationOf(loc, base)
+		got := ""
+		switch {
+		case ok && same:
+			got = "same"
+		case ok:
+			got = tg.Scheme + "://" + tg.Authority() + path
+			if hasQuery {
+				got += "?" + query
+			}
+		}
+		if got != want {
+			t.Errorf("%q: %q, want %q", loc, got, want)
+		}
+	}
+}
