@@ -135,13 +135,16 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) routes.R
 		return r.fieldName(s)
 	})
 	rt.Callers = r.routeCallers(o, callers)
-	rt.RedirectFrom = o.texts("redirect_from", "an origin", "[https://api.example.com]", func(s string) (string, string, string) {
-		t, err := routes.ParseOrigin(s)
-		if err != nil {
-			return "", "is no origin", "write https:// and a host, without a path, such as https://api.example.com"
-		}
-		return t.Origin(), "", ""
-	})
+	// An empty list is the default: nobody's redirects.
+	if n, _, ok := o.get("redirect_from"); ok && (n.Kind != yaml.SequenceNode || len(n.Content) > 0) {
+		rt.RedirectFrom = o.texts("redirect_from", "an origin", "[https://api.example.com]", func(s string) (string, string, string) {
+			t, err := routes.ParseOrigin(s)
+			if err != nil {
+				return "", "is no origin", "write https:// and a host, without a path, such as https://api.example.com"
+			}
+			return t.Origin(), "", ""
+		})
+	}
 	if n, path, ok := o.get("upstream"); ok {
 		rt.Upstream = r.upstream(n, path, &rt)
 	}
