@@ -146,7 +146,7 @@ func TestFetchResult(t *testing.T) {
 
 // TestNoResult: without a complete result a fetch gives the envelope, never a 200.
 func TestNoResult(t *testing.T) {
-	contract.Covers(t, "H10", "F2")
+	contract.Covers(t, "H10")
 	b := newBed(t)
 	add := func(events ...dispatch.Event) dispatch.ActionID {
 		id := newID()

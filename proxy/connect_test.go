@@ -248,7 +248,7 @@ func TestUnknownCallerOfBadHead(t *testing.T) {
 // TestRefusedConnect follows status-mapping section 9: code and action in the reason
 // phrase, Proxy-Status, JSON body, Connection: close, and closed.
 func TestRefusedConnect(t *testing.T) {
-	contract.Covers(t, "L5", "L6")
+	contract.Covers(t, "L5")
 	b := newBed(t)
 	var want outcome.Envelope
 	deny := func(string) (dispatch.TunnelDecision, *dispatch.Reply) {

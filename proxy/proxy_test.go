@@ -256,9 +256,10 @@ func TestStreamed(t *testing.T) {
 	}
 }
 
-// TestBrokenBodyOfAnswer: a result whose body breaks never ends cleanly (H5, G2), and
-// the pipeline hears of it.
+// TestBrokenBodyOfAnswer: a result whose body breaks never ends cleanly, so half of it
+// is never taken for all of it (CONTRACT G3, H5), and the pipeline hears of it.
 func TestBrokenBodyOfAnswer(t *testing.T) {
+	contract.Covers(t, "G3")
 	b := newBed(t)
 	broken := errors.New("chunk is damaged")
 	for _, length := range []int64{-1, 10, -2} {

@@ -206,10 +206,10 @@ func TestRealRefusals(t *testing.T) {
 	}
 }
 
-// TestRealTunnel: with default: tunnel a host without route passes unseen and is on
-// record as a tunnel (CONTRACT V7); one that cannot be reached is a refused CONNECT.
+// TestRealTunnel: with default: tunnel a destination that may not be dialled is a
+// refused CONNECT, with the code in the reason phrase, and no tunnel on record.
 func TestRealTunnel(t *testing.T) {
-	contract.Covers(t, "V7")
+	contract.Covers(t, "V3")
 	r := newRealBed(t, routes.Tunnel)
 	c := r.dial()
 	fmt.Fprintf(c, "CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n")

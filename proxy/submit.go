@@ -440,7 +440,7 @@ func (b *replyBody) stream(w io.Writer) (int64, error) {
 func (b *replyBody) abort(err error) {
 	b.x.broken = err
 	b.x.handOver(err)
-	if control.Off("H5-broken-body-ends-abnormally") {
+	if control.Off("G3-broken-body-ends-abnormally") {
 		return
 	}
 	panic(http.ErrAbortHandler)

@@ -47,6 +47,13 @@ func (o *Options) defaults() error {
 	if o.Waybill == "" || o.Goproxy == "" || o.Self == "" {
 		return errors.New("bench: the paths of waybill, of goproxy and of this program are needed")
 	}
+	// A child's folder is not this one.
+	for _, p := range []*string{&o.Waybill, &o.Goproxy, &o.Self} {
+		var err error
+		if *p, err = filepath.Abs(*p); err != nil {
+			return fmt.Errorf("bench: %w", err)
+		}
+	}
 	if o.Size == "" {
 		o.Size = Standard
 	}

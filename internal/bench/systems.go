@@ -11,8 +11,10 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -346,6 +348,10 @@ func startSquid(ctx context.Context, r *rig) (*running, error) {
 	if out, err := exec.CommandContext(ctx, certgen(), "-c", "-s", certs, "-M", "4MB").CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("bench: security_file_certgen: %w: %s", err, out)
 	}
+	account, err := squidAccount(r.dir, dir)
+	if err != nil {
+		return nil, err
+	}
 	config := fmt.Sprintf(`http_port 127.0.0.1:%s ssl-bump tls-cert=%s tls-key=%s generate-host-certificates=on dynamic_cert_mem_cache_size=4MB
 sslcrtd_program %s -s %s -M 4MB
 ssl_bump bump all
@@ -367,7 +373,7 @@ server_persistent_connections on
 client_persistent_connections on
 max_filedescriptors 8192
 shutdown_lifetime 1 seconds
-%s`, port, r.proxyCA, r.proxyKey, certgen(), certs, r.originCA, r.authorization(), dir, dir, squidUser())
+%s`, port, r.proxyCA, r.proxyKey, certgen(), certs, r.originCA, r.authorization(), dir, dir, account)
 	file := filepath.Join(dir, "squid.conf")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
@@ -384,13 +390,27 @@ shutdown_lifetime 1 seconds
 	return run, nil
 }
 
-// squidUser keeps squid under the account it was started with: its files are private
-// to that one.
-func squidUser() string {
-	if os.Geteuid() == 0 {
-		return "cache_effective_user root\n"
+// squidAccount gives squid's folder to the account that squid changes to when root
+// starts it, and returns the line that names the account.
+func squidAccount(top, dir string) (string, error) {
+	if os.Geteuid() != 0 {
+		return "", nil
 	}
-	return ""
+	const name = "nobody"
+	who, err := user.Lookup(name)
+	if err != nil {
+		return "", fmt.Errorf("bench: %w", err)
+	}
+	uid, err1 := strconv.Atoi(who.Uid)
+	gid, err2 := strconv.Atoi(who.Gid)
+	if err := errors.Join(err1, err2, os.Chmod(top, 0o711)); err != nil { // its helpers pass through
+		return "", fmt.Errorf("bench: %w", err)
+	}
+	err = filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error { return errors.Join(err, os.Chown(p, uid, gid)) })
+	if err != nil {
+		return "", fmt.Errorf("bench: %w", err)
+	}
+	return "cache_effective_user " + name + "\n", nil
 }
 
 // folderBytes is what the files of a folder occupy.
