@@ -27,6 +27,14 @@ func chaosRuns() int {
 	return 60
 }
 
+// chaosCallers is how many make calls at a time.
+func chaosCallers() int {
+	if long() {
+		return 24
+	}
+	return 6
+}
+
 // repeats is what the client of that test may add to a call.
 const repeats = 3
 
@@ -157,7 +165,7 @@ func TestRetriesNeverExceedTheContract(t *testing.T) {
 	work := make(chan int)
 	calls := make([]*told, chaosRuns())
 	var workers sync.WaitGroup
-	for w := range 6 {
+	for w := range chaosCallers() {
 		workers.Go(func() {
 			c := newClient(w)
 			for i := range work {

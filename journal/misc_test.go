@@ -168,7 +168,7 @@ func TestModesAndKey(t *testing.T) {
 
 // A folder of a newer program is refused as such.
 func TestNewerFormat(t *testing.T) {
-	contract.Covers(t, "A8")
+	contract.Covers(t, "M5")
 	dir := tempDir(t)
 	closeTest(t, openTest(t, dir, nil))
 	for _, f := range glob(t, filepath.Join(dir, nameWitness, "*.wit")) {
@@ -628,7 +628,7 @@ func TestRetention(t *testing.T) {
 
 // A clock that jumps by years between two starts drops nothing.
 func TestClockJump(t *testing.T) {
-	contract.Covers(t, "M3", "T5")
+	contract.Covers(t, "M3")
 	dir := tempDir(t)
 	at := time.Now()
 	open := func() *Journal {

@@ -95,7 +95,7 @@ type Group struct {
 	Requests int           // appends that shared it
 	Events   int           // events in it
 	Bytes    int64         // written to the store
-	Syncs    int           // sync calls of this package's doing: the store's and the witness's
+	Syncs    int           // sync system calls for it: two of the store, one of the witness
 	Wait     time.Duration // from the oldest request's arrival to the group's start
 	Store    time.Duration // the store's commit, its sync included
 	Witness  time.Duration // the witness's write, its sync included

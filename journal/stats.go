@@ -59,7 +59,7 @@ type Stats struct {
 	Appends      uint64        `json:"appends"`
 	Events       uint64        `json:"events"`
 	Bytes        int64         `json:"bytes"` // handed to the store
-	Syncs        uint64        `json:"syncs"` // of this package's doing, see Group
+	Syncs        uint64        `json:"syncs"` // system calls for groups, see Group; flushes and compactions are not in it
 	LargestGroup int           `json:"largest_group"`
 	CommitTime   time.Duration `json:"commit_time_ns"` // sum over groups
 	Slowest      time.Duration `json:"slowest_commit_ns"`

@@ -29,6 +29,7 @@ type Journal interface {
 	ByRequestID(ctx context.Context, caller, requestID string) (dispatch.ActionID, error)
 	Actions(ctx context.Context, f dispatch.Filter) iter.Seq2[dispatch.Record, error]
 	OpenResult(ctx context.Context, id dispatch.ActionID) (dispatch.Result, io.ReadCloser, error)
+	Chunk(ctx context.Context, id dispatch.ActionID, attempt, index int) ([]byte, error)
 	Watch(f func(dispatch.Record)) (stop func())
 }
 
@@ -390,8 +391,13 @@ func (a *api) events(rec dispatch.Record) {
 // result relays the stored result: its status, its end-to-end fields and its bytes,
 // with fresh framing (CONTRACT H3, case DL-03). It never executes anything.
 func (a *api) result(rec dispatch.Record) {
-	if a.r.URL.RawQuery != "" {
-		a.fail(refusal(outcome.CodeUnsupportedAction, "request.query.after_chunk", "not_available", "Reading from a chunk on is not available in this version; fetch the whole result."))
+	if raw := a.r.URL.RawQuery; raw != "" {
+		after, ok := strings.CutPrefix(raw, "after_chunk=")
+		if !ok {
+			a.fail(refusal(outcome.CodeInvalidRequest, "request.query", "bad_parameter", "The only parameter here is after_chunk."))
+			return
+		}
+		a.chunks(rec, after)
 		return
 	}
 	res, body, err := a.p.journal.OpenResult(a.r.Context(), rec.ID)

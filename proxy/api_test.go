@@ -329,7 +329,7 @@ func TestOtherResources(t *testing.T) {
 		{"GET", "/", 400}, {"GET", "/v2/actions", 400}, {"GET", "/v1/actionsx", 400}, {"GET", "/v1/actions/", 404}, {"GET", "/v1/actions/a/b/c", 400},
 		{"DELETE", "/v1/actions", 422}, {"POST", "/v1/actions/" + id.String(), 422}, {"PUT", "/v1/actions/" + id.String() + "/result", 422},
 		{"POST", "/v1/actions/" + id.String() + "/retry", 422}, {"POST", "/v1/actions/" + id.String() + "/reconcile", 422},
-		{"GET", "/v1/actions/" + id.String() + "/events", 400}, {"GET", "/v1/actions/" + id.String() + "/result?after_chunk=1", 422},
+		{"GET", "/v1/actions/" + id.String() + "/events", 400}, {"GET", "/v1/actions/" + id.String() + "/result?after_chunk=x", 400},
 		{"GET", "/v1/tail", 400}, {"GET", "/v1/status", 400}, {"POST", "/v1/sessions", 400},
 	} {
 		a := b.as(nil, reaches[0], c.method, c.path)

@@ -125,6 +125,19 @@ func (j *fakeJournal) Actions(_ context.Context, f dispatch.Filter) iter.Seq2[di
 	}
 }
 
+// chunkBytes is how the fake journal cuts what it holds.
+const chunkBytes = 4
+
+func (j *fakeJournal) Chunk(_ context.Context, id dispatch.ActionID, _, index int) ([]byte, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	b := j.bodies[id]
+	if index*chunkBytes >= len(b) {
+		return nil, dispatch.ErrNoResult
+	}
+	return b[index*chunkBytes : min(len(b), (index+1)*chunkBytes)], nil
+}
+
 func (j *fakeJournal) OpenResult(_ context.Context, id dispatch.ActionID) (dispatch.Result, io.ReadCloser, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

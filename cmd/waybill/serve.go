@@ -86,6 +86,9 @@ func (c *currentCallers) Authenticate(user, password string, remote net.Addr) (d
 	return c.Load().Authenticate(user, password, remote)
 }
 
+// Valid reports whether a caller of an open tunnel would still be let in (CONTRACT V4).
+func (c *currentCallers) Valid(caller dispatch.Caller) bool { return c.Load().Valid(caller) }
+
 // Required reports whether every caller must authenticate (CONTRACT V4).
 func (c *currentCallers) Required() bool { return c.Load().Required() }
 

@@ -108,7 +108,7 @@ func BenchmarkInspector(b *testing.B) {
 	body := benchBodies()["json"]
 	for _, coding := range []string{"gzip", "deflate", "br", "zstd"} {
 		b.Run(coding, func(b *testing.B) {
-			wire := encode(b, coding, body)
+			wire := encode(coding, body)
 			b.SetBytes(int64(len(body)))
 			for b.Loop() {
 				i, err := g.Inspector(coding)

@@ -43,6 +43,11 @@ const redacted = "[redacted]"
 // use. The nil Guard knows none, finds nothing, and costs nothing. A Guard prints as
 // [redacted].
 type Guard struct {
+	open func() *known // what prints by reflection, unexported fields included, meets a function
+}
+
+// known is what a Guard knows.
+type known struct {
 	sp       *spellingTable
 	patterns []pattern
 	starts   [256]uint64 // by first byte: the patterns it may begin, by their index modulo 64
@@ -76,23 +81,23 @@ func New(secrets ...[]byte) *Guard {
 	if n == 0 {
 		return nil
 	}
-	g := &Guard{sp: spellings(), patterns: make([]pattern, 0, 5*n)}
+	k := &known{sp: spellings(), patterns: make([]pattern, 0, 5*n)}
 	for _, s := range kept[:n] {
-		g.add(textSymbols(s))
+		k.add(textSymbols(s))
 		for alignment := range 3 {
-			g.add(base64Symbols(s, alignment))
+			k.add(base64Symbols(s, alignment))
 		}
-		g.add(hexSymbols(s))
+		k.add(hexSymbols(s))
 	}
-	g.filter = newFilter(g.sp, g.patterns)
-	return g
+	k.filter = newFilter(k.sp, k.patterns)
+	return &Guard{open: func() *known { return k }}
 }
 
-func (g *Guard) add(symbols []symbol) {
-	bit := uint64(1) << (len(g.patterns) % 64)
-	g.patterns = append(g.patterns, pattern{symbols})
-	for _, e := range g.sp.edgesOf(g.sp.roots[symbols[0]]) {
-		g.starts[e.c] |= bit
+func (k *known) add(symbols []symbol) {
+	bit := uint64(1) << (len(k.patterns) % 64)
+	k.patterns = append(k.patterns, pattern{symbols})
+	for _, e := range k.sp.edgesOf(k.sp.roots[symbols[0]]) {
+		k.starts[e.c] |= bit
 	}
 }
 
@@ -124,7 +129,7 @@ func (g *Guard) MaskString(s string) (string, int) {
 	w := pool.Get().(*whole)
 	defer pool.Put(w)
 	w.buf = append(w.buf[:0], s...)
-	n := w.mask(g, w.buf)
+	n := w.mask(g.open(), w.buf)
 	if n > 0 {
 		s = string(w.buf)
 	}
@@ -140,7 +145,7 @@ func (g *Guard) MaskBytes(p []byte) (masked int) {
 	}
 	w := pool.Get().(*whole)
 	defer pool.Put(w)
-	return w.mask(g, p)
+	return w.mask(g.open(), p)
 }
 
 // whole is what it takes to look through one whole text.
@@ -151,8 +156,8 @@ type whole struct {
 
 var pool = sync.Pool{New: func() any { return new(whole) }}
 
-func (w *whole) mask(g *Guard, p []byte) int {
-	w.scan.reset(g)
+func (w *whole) mask(k *known, p []byte) int {
+	w.scan.reset(k)
 	w.scan.scan(p)
 	var m marker
 	m.mask(p, 0, w.scan.spans)
@@ -161,8 +166,10 @@ func (w *whole) mask(g *Guard, p []byte) int {
 }
 
 // Stream masks a body that comes in pieces. It belongs to one goroutine. The nil
-// Stream passes everything on.
-type Stream struct {
+// Stream passes everything on. It prints as [redacted].
+type Stream struct{ open func() *stream }
+
+type stream struct {
 	scan scanner
 	held []byte
 	m    marker
@@ -173,9 +180,9 @@ func (g *Guard) Stream() *Stream {
 	if g == nil {
 		return nil
 	}
-	s := &Stream{}
-	s.scan.reset(g)
-	return s
+	st := &stream{}
+	st.scan.reset(g.open())
+	return &Stream{open: func() *stream { return st }}
 }
 
 // Write takes the next piece of the body and appends to dst what may be released
@@ -186,6 +193,10 @@ func (s *Stream) Write(dst, p []byte) []byte {
 	if s == nil {
 		return append(dst, p...)
 	}
+	return s.open().write(dst, p)
+}
+
+func (s *stream) write(dst, p []byte) []byte {
 	if len(p) == 0 {
 		return dst
 	}
@@ -212,11 +223,12 @@ func (s *Stream) Flush(dst []byte) []byte {
 	if s == nil {
 		return dst
 	}
-	dst = append(dst, s.held...)
-	clear(s.held[:cap(s.held)])
-	s.held = s.held[:0]
-	s.scan.reset(s.scan.g)
-	s.m.end = 0
+	st := s.open()
+	dst = append(dst, st.held...)
+	clear(st.held[:cap(st.held)])
+	st.held = st.held[:0]
+	st.scan.reset(st.scan.known)
+	st.m.end = 0
 	return dst
 }
 
@@ -225,7 +237,7 @@ func (s *Stream) Held() int {
 	if s == nil {
 		return 0
 	}
-	return len(s.held)
+	return len(s.open().held)
 }
 
 // Masked is the number of places masked so far. It does not depend on where the
@@ -234,7 +246,7 @@ func (s *Stream) Masked() int {
 	if s == nil {
 		return 0
 	}
-	return s.m.count
+	return s.open().m.count
 }
 
 // marker overwrites what was found. Secrets that overlap are one place.

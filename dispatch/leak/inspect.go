@@ -103,7 +103,9 @@ func parseCodings(list string) (codings []coding, opaque bool, err error) {
 // What is decoded is not kept; memory is bounded by the windows of the codings. The
 // body is also searched as it is. An Inspector belongs to one goroutine and must be
 // closed. The nil Inspector finds nothing. It prints as [redacted].
-type Inspector struct {
+type Inspector struct{ open func() *inspector }
+
+type inspector struct {
 	raw     scanner
 	ways    []*way
 	opaque  bool
@@ -130,10 +132,11 @@ func (g *Guard) Inspector(contentEncoding string) (*Inspector, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := &Inspector{opaque: opaque}
-	i.raw.reset(g)
+	i := &inspector{opaque: opaque}
+	i.raw.reset(g.open())
+	outer := &Inspector{open: func() *inspector { return i }}
 	if len(codings) == 0 {
-		return i, nil
+		return outer, nil
 	}
 	// Clients guess which deflate it is, so both count.
 	variants := [][]coding{nil}
@@ -148,14 +151,14 @@ func (g *Guard) Inspector(contentEncoding string) (*Inspector, error) {
 		}
 	}
 	for _, v := range variants {
-		i.ways = append(i.ways, newWay(g, v))
+		i.ways = append(i.ways, newWay(g.open(), v))
 	}
-	return i, nil
+	return outer, nil
 }
 
 // Opaque reports whether the body has a coding that is not known, so that only its
 // encoded form is searched.
-func (i *Inspector) Opaque() bool { return i != nil && i.opaque }
+func (i *Inspector) Opaque() bool { return i != nil && i.open().opaque }
 
 // Write takes the next piece of the body and reports whether a secret has been found
 // so far, in all that can be decoded by now. The error is ErrTooLarge or
@@ -165,6 +168,10 @@ func (i *Inspector) Write(p []byte) (found bool, err error) {
 	if i == nil {
 		return false, nil
 	}
+	return i.open().write(p)
+}
+
+func (i *inspector) write(p []byte) (found bool, err error) {
 	if len(p) == 0 || i.found || i.err != nil || i.closed {
 		return i.found, i.err
 	}
@@ -188,6 +195,10 @@ func (i *Inspector) Close() (found bool, err error) {
 	if i == nil {
 		return false, nil
 	}
+	return i.open().close()
+}
+
+func (i *inspector) close() (found bool, err error) {
 	if !i.closed {
 		i.closed = true
 		for _, w := range i.ways {
@@ -206,7 +217,14 @@ func (i *Inspector) Close() (found bool, err error) {
 // For a list of codings Safe is 0 until Close. It is 0 when a secret was found, or
 // after an error.
 func (i *Inspector) Safe() int64 {
-	if i == nil || i.found || i.err != nil {
+	if i == nil {
+		return 0
+	}
+	return i.open().safe()
+}
+
+func (i *inspector) safe() int64 {
+	if i.found || i.err != nil {
 		return 0
 	}
 	if i.closed {
@@ -221,7 +239,7 @@ func (i *Inspector) Safe() int64 {
 
 // judge sets err: at once for what is too large; for what does not decode when no
 // way of reading it is left.
-func (i *Inspector) judge() {
+func (i *inspector) judge() {
 	if i.found || i.err != nil {
 		return
 	}
@@ -281,9 +299,9 @@ type way struct {
 	clean   int64 // taken when all that was read had come out and was searched
 }
 
-func newWay(g *Guard, codings []coding) *way {
+func newWay(k *known, codings []coding) *way {
 	w := &way{codings: codings}
-	w.scan.reset(g)
+	w.scan.reset(k)
 	return w
 }
 

@@ -12,7 +12,7 @@ type span struct{ start, end int64 }
 // byte is looked at once: what may become a match is carried on as threads, so that
 // it does not matter where the text is cut.
 type scanner struct {
-	g       *Guard
+	known   *known
 	pos     int64    // bytes seen
 	threads []thread // unlike in their state; all of them can still become a match
 	next    []thread // the other buffer
@@ -37,8 +37,8 @@ type thread struct {
 // itself has as many of them as it has repeated parts.
 const manyThreads = 16
 
-func (sc *scanner) reset(g *Guard) {
-	sc.g, sc.pos = g, 0
+func (sc *scanner) reset(k *known) {
+	sc.known, sc.pos = k, 0
 	sc.threads, sc.next, sc.spans = sc.threads[:0], sc.next[:0], sc.spans[:0]
 }
 
@@ -57,10 +57,10 @@ func (sc *scanner) idle() bool { return len(sc.threads) == 0 }
 // scan reads p and leaves in spans what ends in it.
 func (sc *scanner) scan(p []byte) {
 	sc.spans = sc.spans[:0]
-	if sc.g == nil || len(p) == 0 {
+	if sc.known == nil || len(p) == 0 {
 		return
 	}
-	f := sc.g.filter
+	f := sc.known.filter
 	i := 0
 	if !sc.idle() {
 		i = sc.run(p, 0, 0)
@@ -79,7 +79,7 @@ func (sc *scanner) scan(p []byte) {
 // run reads p from i on: to least, and on until no match has begun, or to the end.
 // It returns where it stopped.
 func (sc *scanner) run(p []byte, i, least int) int {
-	starts := &sc.g.starts
+	starts := &sc.known.starts
 	for i < len(p) {
 		if sc.idle() {
 			for i < least && starts[p[i]] == 0 {
@@ -101,13 +101,13 @@ func (sc *scanner) step(c byte, at int64) {
 	if len(sc.index) > 0 {
 		clear(sc.index)
 	}
-	sp := sc.g.sp
+	sp := sc.known.sp
 	for i := range sc.threads {
 		sc.move(sp, &sc.threads[i], c, at)
 	}
-	for m := sc.g.starts[c]; m != 0; m &= m - 1 {
-		for p := bits.TrailingZeros64(m); p < len(sc.g.patterns); p += 64 {
-			t := thread{state{pattern: uint32(p), node: sp.roots[sc.g.patterns[p].symbols[0]]}, at}
+	for m := sc.known.starts[c]; m != 0; m &= m - 1 {
+		for p := bits.TrailingZeros64(m); p < len(sc.known.patterns); p += 64 {
+			t := thread{state{pattern: uint32(p), node: sp.roots[sc.known.patterns[p].symbols[0]]}, at}
 			sc.move(sp, &t, c, at)
 		}
 	}
@@ -121,7 +121,7 @@ func (sc *scanner) move(sp *spellingTable, t *thread, c byte, at int64) {
 		}
 		nd := &sp.nodes[e.to]
 		if nd.end {
-			symbols := sc.g.patterns[t.pattern].symbols
+			symbols := sc.known.patterns[t.pattern].symbols
 			if n := t.symbol + 1; int(n) == len(symbols) {
 				sc.spans = append(sc.spans, span{t.start, at + 1})
 			} else {

@@ -200,7 +200,7 @@ func spellByte(c byte) []string {
 		out = append(out, "%"+h, "%25"+h, "%2525"+h)
 	}
 	if c == ' ' {
-		out = append(out, "+")
+		out = append(out, "+", "%2B", "%2b", "%252B", "%252b")
 	}
 	if c >= 0x80 {
 		return out

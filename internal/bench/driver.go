@@ -272,6 +272,7 @@ func (d *driver) startSystems(ctx context.Context, filter string) error {
 			}
 			if err != nil {
 				sr.Absent = "does not start: " + firstOf(err.Error())
+				d.say("%v", err)
 			} else {
 				d.systems = append(d.systems, s)
 				d.live[s.Name] = run

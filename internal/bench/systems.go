@@ -348,6 +348,18 @@ func startSquid(ctx context.Context, r *rig) (*running, error) {
 	if out, err := exec.CommandContext(ctx, certgen(), "-c", "-s", certs, "-M", "4MB").CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("bench: security_file_certgen: %w: %s", err, out)
 	}
+	// It reads the keys under the account that it changes to.
+	mine := make(map[string]string)
+	for _, name := range []string{r.proxyCA, r.proxyKey, r.originCA} {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return nil, fmt.Errorf("bench: %w", err)
+		}
+		mine[name] = filepath.Join(dir, filepath.Base(name))
+		if err := os.WriteFile(mine[name], text, 0o600); err != nil {
+			return nil, fmt.Errorf("bench: %w", err)
+		}
+	}
 	account, err := squidAccount(r.dir, dir)
 	if err != nil {
 		return nil, err
@@ -367,13 +379,15 @@ cache_mem 0
 access_log none
 cache_log %s/cache.log
 cache_store_log none
+sslproxy_session_cache_size 0
+memory_cache_shared off
 pid_filename none
 coredump_dir %s
 server_persistent_connections on
 client_persistent_connections on
 max_filedescriptors 8192
 shutdown_lifetime 1 seconds
-%s`, port, r.proxyCA, r.proxyKey, certgen(), certs, r.originCA, r.authorization(), dir, dir, account)
+%s`, port, mine[r.proxyCA], mine[r.proxyKey], certgen(), certs, mine[r.originCA], r.authorization(), dir, dir, account)
 	file := filepath.Join(dir, "squid.conf")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
@@ -385,7 +399,7 @@ shutdown_lifetime 1 seconds
 	run := &running{process: p, proxy: "127.0.0.1:" + port, ca: r.proxyCA, measure: p.pid()}
 	if err := listening(ctx, run.proxy, p); err != nil {
 		p.stop()
-		return nil, err
+		return nil, fmt.Errorf("%w\n%s", err, tail(filepath.Join(dir, "cache.log")))
 	}
 	return run, nil
 }

@@ -27,7 +27,8 @@ var arrows = map[string][]string{
 	"client":  {"outcome"},
 	"inject":  {"outcome"},
 	// The one place where a credential's name meets its secret.
-	"dispatch":               {"outcome", "routes", "inject", "metrics", "internal/killpoint"},
+	"dispatch":               {"dispatch/leak", "outcome", "routes", "inject", "metrics", "internal/killpoint"},
+	"dispatch/leak":          {},
 	"dispatch/httpx":         {"dispatch", "outcome", "routes", "metrics", "internal/killpoint"},
 	"journal":                {"dispatch", "outcome", "metrics", "internal/killpoint", "journal/internal/hooks"},
 	"journal/internal/hooks": {},
@@ -84,6 +85,9 @@ var owners = []owner{
 	{"github.com/fsnotify/fsnotify", []string{"internal/config", "cmd/waybill"}, false},
 	{"github.com/spf13/cobra", []string{"cmd/waybill"}, false},
 	{"github.com/spf13/pflag", []string{"cmd/waybill"}, false},
+	// The content codings that the standard library does not decode.
+	{"github.com/andybalholm/brotli", []string{"dispatch/leak"}, true},
+	{"github.com/klauspost/compress/zstd", []string{"dispatch/leak"}, true},
 	{"golang.org/x/net/http2", []string{"proxy", "dispatch/httpx"}, true},
 	{"golang.org/x/net/idna", []string{"routes"}, false},
 	{"golang.org/x/net/http/httpguts", []string{"routes", "inject", "proxy", "dispatch", "dispatch/httpx"}, false},
