@@ -41,7 +41,11 @@ fuzz: ## run every fuzz target for FUZZTIME (10s)
 	@scripts/fuzz.sh $(FUZZTIME)
 
 .PHONY: bench
-bench: ## run the benchmarks that match BENCH
+bench: ## measure Waybill against bare goproxy and others, as ratios (QUICK=1: 3 minutes; settings: scripts/bench.sh)
+	@scripts/bench.sh
+
+.PHONY: microbench
+microbench: ## run the Go benchmarks that match BENCH
 	$(GO) test -run='^$$' -bench='$(BENCH)' $(BENCHFLAGS) ./...
 
 .PHONY: lint

@@ -25,8 +25,6 @@ const (
 	// Asking again after a loss, and while an action runs: from firstAsk on, doubling.
 	firstAsk = 50 * time.Millisecond
 	lastAsk  = time.Second
-	// resumes bounds how often Result's body begins anew after a broken connection.
-	resumes = 4
 )
 
 // Action is one action of this caller, as the journal has it. It holds no query
@@ -175,8 +173,8 @@ func (c *Client) Wait(ctx context.Context, id string) (*Action, error) {
 // repeated (CONTRACT H3). Where there is no complete result the error is an *Error with
 // the envelope: RESULT_PENDING while the action runs, RESULT_EXPIRED, or what the
 // action ended with (H10). When the connection breaks while the body is read, the body
-// goes on from the byte it had reached, on a new one; its error, other than io.EOF, is
-// an *Error whose advice is to fetch again.
+// goes on from the last chunk it had whole, on a new one (H4); its error, other than
+// io.EOF, is an *Error whose advice is to fetch again.
 func (c *Client) Result(ctx context.Context, id string) (*Response, error) {
 	resp, f, err := c.openResult(ctx, id)
 	if err != nil {
@@ -200,68 +198,6 @@ func (c *Client) openResult(ctx context.Context, id string) (*http.Response, out
 	}
 	defer func() { _ = resp.Body.Close() }()
 	return nil, outcome.Facts{}, apiFailure(resp)
-}
-
-// resumedBody reads a stored result over broken connections. A stored result never
-// changes, so what was read already is skipped.
-type resumedBody struct {
-	io.ReadCloser
-	c      *Client
-	ctx    context.Context // of the call of Result
-	r      *Response
-	length int64 // Content-Length of the first answer, -1: none
-	read   int64
-	begun  int // how often it began anew
-	failed error
-}
-
-// Read reads on. Its error, other than io.EOF, is an *Error.
-func (b *resumedBody) Read(p []byte) (int, error) {
-	for b.failed == nil {
-		n, err := b.ReadCloser.Read(p)
-		b.read += int64(n)
-		if err == nil || errors.Is(err, io.EOF) {
-			return n, err
-		}
-		b.resume(err)
-		if n > 0 {
-			return n, nil
-		}
-	}
-	return 0, b.failed
-}
-
-// resume opens the result again and skips what was read; otherwise it sets failed.
-func (b *resumedBody) resume(cause error) {
-	for ; b.begun < resumes; b.begun++ {
-		if !sleep(b.ctx, firstAsk<<b.begun) {
-			cause = context.Cause(b.ctx)
-			break
-		}
-		resp, _, err := b.c.openResult(b.ctx, b.r.InvocationID)
-		if err != nil {
-			cause = err
-			continue
-		}
-		if resp.StatusCode != b.r.StatusCode || resp.ContentLength != b.length {
-			_ = resp.Body.Close()
-			cause = errors.New("client: the stored result is another one")
-			break
-		}
-		if _, err := io.CopyN(io.Discard, resp.Body, b.read); err != nil {
-			_ = resp.Body.Close()
-			cause = err
-			continue
-		}
-		_ = b.ReadCloser.Close()
-		b.ReadCloser = resp.Body
-		b.begun++
-		return
-	}
-	f := outcome.Facts{Phase: outcome.ResultDelivery, Outcome: b.r.Facts.Outcome, Retry: outcome.FetchResult, Code: outcome.CodeDeliveryFailed}
-	e := clientError("", f, "body_broken", "", errors.Join(ErrLost, cause))
-	e.Envelope.InvocationID = b.r.InvocationID
-	b.failed = e
 }
 
 // Ack confirms that this caller has the whole result of an action (CONTRACT H6). It

@@ -32,7 +32,7 @@ func chaosCallers() int {
 	if long() {
 		return 24
 	}
-	return 6
+	return 12
 }
 
 // repeats is what the client of that test may add to a call.

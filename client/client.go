@@ -301,8 +301,11 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // submit sends the request once and finds out what became of it.
 func (c *Client) submit(req *http.Request, cl *call, n int) (*Response, *Error) {
 	id := cl.submissionID(n)
-	var carried atomic.Bool // a connection that can carry the request exists
-	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { carried.Store(true) }})
+	var asked, carried atomic.Bool // for a connection; and there is one that can carry the request
+	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GetConn: func(string) { asked.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) { carried.Store(true) },
+	})
 	out, err := c.outgoing(req.WithContext(ctx), cl, n)
 	if err != nil {
 		f := outcome.Facts{Phase: outcome.Validation, Outcome: outcome.NotAttempted, Retry: outcome.AfterCorrection, Code: outcome.CodeInvalidRequest}
@@ -316,6 +319,9 @@ func (c *Client) submit(req *http.Request, cl *call, n int) (*Response, *Error) 
 	switch {
 	case err == nil:
 		return c.received(req, resp, id)
+	case !asked.Load() && req.Context().Err() == nil:
+		f := outcome.Facts{Phase: outcome.Validation, Outcome: outcome.NotAttempted, Retry: outcome.AfterCorrection, Code: outcome.CodeInvalidRequest}
+		return nil, clientError(id, f, "bad_request", "The request cannot be written as HTTP.", errors.Join(ErrNotSent, err))
 	case !carried.Load():
 		return nil, notSent(req.Context(), id, err)
 	default:
@@ -342,6 +348,9 @@ func (c *Client) outgoing(req *http.Request, cl *call, n int) (*http.Request, er
 	h[fieldRequestID] = []string{cl.submissionID(n)}
 	if cl.supersedes != "" {
 		h[fieldSupersedes] = []string{cl.supersedes}
+	}
+	if len(h["Te"]) == 0 {
+		h["Te"] = []string{"trailers"} // the outcome of a streamed answer comes after it (H9)
 	}
 	if deadline, ok := req.Context().Deadline(); ok && len(h[fieldTimeout]) == 0 {
 		if left := time.Until(deadline) - answerMargin; left >= time.Second {

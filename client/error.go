@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"waybill/outcome"
@@ -13,7 +14,7 @@ import (
 var (
 	// ErrNotSent: no connection to the proxy that could carry the request came about.
 	// Nothing left this process.
-	ErrNotSent = errors.New("the proxy could not be reached")
+	ErrNotSent = errors.New("the request did not leave this process")
 	// ErrLost: the connection to the proxy was lost after the request was handed to it.
 	ErrLost = errors.New("the connection to the proxy was lost")
 	// ErrNotFound: the proxy knows no such action of this caller. That is no permission
@@ -99,7 +100,7 @@ func (e *Error) Error() string {
 		s += " Request id " + e.RequestID + "."
 	}
 	if e.Err != nil {
-		s += " (" + e.Err.Error() + ")"
+		s += " (" + strings.ReplaceAll(e.Err.Error(), "\n", ": ") + ")"
 	}
 	return s
 }

@@ -37,7 +37,9 @@ func (p *fakeProxy) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return p.api(req), nil
 	}
-	httptrace.ContextClientTrace(req.Context()).GotConn(httptrace.GotConnInfo{})
+	hooks := httptrace.ContextClientTrace(req.Context())
+	hooks.GetConn("")
+	hooks.GotConn(httptrace.GotConnInfo{})
 	body := ""
 	if req.Body != nil {
 		raw, _ := io.ReadAll(req.Body)
@@ -528,6 +530,17 @@ func TestOptions(t *testing.T) {
 		t.Error("something was sent")
 	}
 	req := request(t, t.Context(), "Waybill-Request-Id", "mine", "Waybill-Timeout", "7")
+	// What cannot be written as HTTP is the caller's to correct, and no failing network.
+	real, err := New(Options{Proxy: "http://127.0.0.1:1", AbsoluteForm: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = real.Do(request(t, t.Context(), "Bad Name", "x"))
+	var e *Error
+	if !errors.As(err, &e) || e.Facts().Code != outcome.CodeInvalidRequest || e.Facts().Outcome != outcome.NotAttempted || len(e.Earlier) != 0 {
+		t.Errorf("%+v", err)
+	}
+
 	before := maps.Clone(req.Header)
 	if _, err := c.Do(req, UnsafeRepeat(someAction, "looked")); err != nil {
 		t.Fatal(err)

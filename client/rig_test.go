@@ -145,6 +145,7 @@ type wire struct {
 	// Bytes after which the next connection is cut; 0: never. up: from the client.
 	cutUp, cutDown atomic.Int64
 	cuts           atomic.Int64
+	carried        atomic.Int64 // bytes to the client
 	mu             sync.Mutex
 	open           map[net.Conn]struct{}
 	wg             sync.WaitGroup
@@ -205,7 +206,7 @@ func (w *wire) accept() {
 			}
 		}
 		both.Go(func() { copyUntil(out, in, up) })
-		both.Go(func() { copyUntil(in, out, down) })
+		both.Go(func() { copyUntil(in, &countedConn{out, &w.carried}, down) })
 		w.wg.Go(func() {
 			both.Wait()
 			end()
@@ -215,6 +216,18 @@ func (w *wire) accept() {
 			w.mu.Unlock()
 		})
 	}
+}
+
+// countedConn counts what is read.
+type countedConn struct {
+	net.Conn
+	n *atomic.Int64
+}
+
+func (c *countedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.n.Add(int64(n))
+	return n, err
 }
 
 // cut ends all connections, without a word.

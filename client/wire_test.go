@@ -275,18 +275,23 @@ func TestLostConnection(t *testing.T) {
 		}
 		up.RequireCount(t, 1, "POST", "/long")
 
-		// Fetching goes on where it was cut.
+		// Fetching goes on where it was cut, as often as it is.
 		before := w.cuts.Load()
 		w.cutDown.Store(9000)
 		res, err := through(nil).Result(t.Context(), resp.InvocationID)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := text(t, res); got != strings.Repeat("long ", 4000) {
+		first := make([]byte, 6000)
+		if _, err := io.ReadFull(res.Body, first); err != nil {
+			t.Fatal(err)
+		}
+		w.cutDown.Store(9)
+		if got := string(first) + text(t, res); got != strings.Repeat("long ", 4000) {
 			t.Errorf("%d bytes", len(got))
 		}
-		if w.cuts.Load() == before {
-			t.Error("nothing was cut: this shows nothing")
+		if n := w.cuts.Load() - before; n != 2 {
+			t.Errorf("%d cuts, want 2", n)
 		}
 		if err := through(nil).Ack(t.Context(), resp.InvocationID); err != nil {
 			t.Fatal(err)
@@ -493,4 +498,81 @@ func TestUntrustedProxy(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	up.RequireCount(t, 0, "", "")
+}
+
+// TestResumeSkips: a large result goes on from the chunk it had reached; what was read
+// is not sent again (CONTRACT H4).
+func TestResumeSkips(t *testing.T) {
+	contract.Covers(t, "H4", "O5")
+	ca := testkit.NewCA(t)
+	const size = 6 << 20
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(payHost), Handler: func(testkit.Arrival) []testkit.Step {
+		return []testkit.Step{testkit.Write(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", size)), testkit.Big(size - 4), testkit.WriteLast("end\n")}
+	}})
+	r := newRig(t, ca, map[string]string{payHost: up.Addr()})
+	w := newWire(t, r.addr)
+	c := r.client(func(o *client.Options) { o.Proxy, o.AbsoluteForm = "http://"+w.addr(), true })
+	resp, err := c.Do(post(t, t.Context(), "https://"+payHost+"/big", "x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := text(t, resp); len(got) != size || !resp.Final().IsSuccess() {
+		t.Fatalf("%d bytes, %+v", len(got), resp.Final())
+	}
+	w.cutDown.Store(size - 4096)
+	before := w.carried.Load()
+	res, err := c.Result(t.Context(), resp.InvocationID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := text(t, res)
+	if len(got) != size || got[:size-4] != strings.Repeat("a", size-4) || got[size-4:] != "end\n" || w.cuts.Load() != 1 {
+		t.Errorf("%d bytes, %d cuts", len(got), w.cuts.Load())
+	}
+	if n := w.carried.Load() - before; n > size+size/2 {
+		t.Errorf("%d bytes were carried for a result of %d", n, size)
+	}
+	up.RequireCount(t, 1, "", "")
+}
+
+// TestStreams: the outcome of a streamed answer follows it; one that breaks off is an
+// error with what is on record (CONTRACT H5, H9).
+func TestStreams(t *testing.T) {
+	contract.Covers(t, "H9", "O5")
+	ca := testkit.NewCA(t)
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(payHost), Handler: func(a testkit.Arrival) []testkit.Step {
+		head := testkit.Write("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n")
+		if a.Target == "/broken" {
+			return []testkit.Step{head, testkit.Close()}
+		}
+		return []testkit.Step{head, testkit.WriteLast("9\r\ndata: 2\n\n\r\n0\r\n\r\n")}
+	}})
+	r := newRig(t, ca, map[string]string{payHost: up.Addr()})
+	for name, change := range forms {
+		c := r.client(change)
+		resp, err := c.Do(post(t, t.Context(), "https://"+payHost+"/events", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.Facts.Outcome != outcome.Unknown || resp.Err() != nil {
+			t.Errorf("%s: the head says %+v", name, resp.Facts)
+		}
+		if got := text(t, resp); got != "data: 1\n\ndata: 2\n\n" || !resp.Final().IsSuccess() {
+			t.Errorf("%s: %q %+v", name, got, resp.Final())
+		}
+		resp, err = c.Do(post(t, t.Context(), "https://"+payHost+"/broken", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = io.ReadAll(resp.Body)
+		want := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.Reconcile, Code: outcome.CodeRemoteResultIncomplete}
+		if e := failed(t, err); e.Facts() != want || e.Source != client.FromRecord || e.Envelope.InvocationID != resp.InvocationID {
+			t.Errorf("%s: %+v", name, e)
+		}
+	}
+	for _, a := range up.Arrivals() {
+		if len(a.Values("Waybill-Request-Id")) > 0 {
+			t.Error("a Waybill field reached the origin")
+		}
+	}
 }

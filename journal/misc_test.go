@@ -87,6 +87,7 @@ func TestStoreOptions(t *testing.T) {
 		"NumCompactors":            o.NumCompactors == 2,
 		"NumLevelZeroTables":       o.NumLevelZeroTables == 2,
 		"NumLevelZeroTablesStall":  o.NumLevelZeroTablesStall == 6,
+		"TableSizeMultiplier":      o.TableSizeMultiplier == 1,
 		"Compression":              o.Compression == options.None,
 		"DetectConflicts":          o.DetectConflicts,
 		"NumVersionsToKeep":        o.NumVersionsToKeep == 1,

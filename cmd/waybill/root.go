@@ -67,7 +67,7 @@ First steps:
 			root.AddCommand(c)
 		}
 	}
-	add("start", newServe(a), newRun(a), newDemo(a))
+	add("start", newServe(a), newRun(a), newMCP(a), newDemo(a))
 	add("read", newActions(a), newAction(a), newResult(a), newTail(a), newJournal(a))
 	add("setup", newInit(a), newCheck(a), newExplain(a), newEnv(a), newVersion(a))
 	root.SetCompletionCommandGroupID("setup")

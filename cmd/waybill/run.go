@@ -26,6 +26,7 @@ import (
 type runFlags struct {
 	envFlags
 	printEnv, asJSON, quiet bool
+	mcpConfig               bool
 	name                    string
 	wait                    time.Duration
 	logLevel                string
@@ -51,6 +52,9 @@ end a short account of what was sent goes to standard error.`,
 		Example: `  waybill run -- curl https://api.example.com/v1/me
   waybill run -- claude`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if flags.mcpConfig {
+				return a.mcpConfig()
+			}
 			if len(args) == 0 && !flags.printEnv {
 				return usageError(errors.New("run: no program given; write: waybill run -- CMD ARG…"))
 			}
@@ -67,6 +71,7 @@ end a short account of what was sent goes to standard error.`,
 	f.SetInterspersed(false)
 	flags.register(cmd)
 	f.BoolVar(&flags.printEnv, "print-env", false, "print the variables the program would get, with the session token masked, and run nothing")
+	f.BoolVar(&flags.mcpConfig, "mcp-config", false, "print the JSON with which an MCP host starts \"waybill mcp\", and run nothing")
 	f.BoolVar(&flags.asJSON, "json", false, "print the account as one JSON line on standard error; with --print-env, JSON on standard output")
 	f.BoolVarP(&flags.quiet, "quiet", "q", false, "no account at the end")
 	f.StringVar(&flags.name, "name", "", "name of the session (default: the program's name)")

@@ -21,7 +21,7 @@ import (
 // count together. Beyond it the Inspector gives up with ErrTooLarge.
 const (
 	DecodedBytes = 64 << 20 // always
-	DecodedRatio = 256      // and so many more for each byte of the body
+	DecodedRatio = 256      // and so many more for each byte of the body that came by then
 )
 
 // maxWindow is the largest window of zstd that is decoded, in bytes (RFC 9659 §3);
@@ -292,6 +292,7 @@ type way struct {
 	buf   []byte // of the piece, what was not read yet
 	ended bool
 
+	always  int64 // DecodedBytes
 	written int64 // bytes of the body, the piece included
 	taken   int64 // bytes of the body that were read
 	decoded int64 // bytes that came out of all layers
@@ -300,7 +301,7 @@ type way struct {
 }
 
 func newWay(k *known, codings []coding) *way {
-	w := &way{codings: codings}
+	w := &way{codings: codings, always: DecodedBytes}
 	w.scan.reset(k)
 	return w
 }
@@ -343,7 +344,7 @@ func (w *way) safe(written int64) int64 {
 		return 0
 	case w.lazy():
 		return w.clean
-	case w.scan.idle():
+	case true:
 		w.clean = written
 	}
 	return w.clean
@@ -399,7 +400,8 @@ func (w *way) run() {
 		}
 		r = &bounded{w: w, r: d}
 	}
-	buf := make([]byte, 16<<10)
+	// deflate hands over 32 KiB at most, which leaves room: a full buffer means that there is more.
+	buf := make([]byte, 32<<10+1)
 	for {
 		n, err := r.Read(buf)
 		w.emitted = w.emitted || n > 0
@@ -408,7 +410,7 @@ func (w *way) run() {
 			w.found = true
 			return
 		}
-		if n > 0 && w.scan.idle() && w.lazy() {
+		if n > 0 && n < len(buf) && w.scan.idle() && w.lazy() {
 			w.clean = w.taken
 		}
 		if err != nil {
@@ -454,7 +456,7 @@ func (b *bounded) Read(p []byte) (n int, err error) {
 	}()
 	n, err = b.r.Read(p)
 	b.w.decoded += int64(n)
-	if b.w.decoded > DecodedBytes+DecodedRatio*b.w.written {
+	if b.w.decoded > b.w.always+DecodedRatio*b.w.written {
 		return n, ErrTooLarge
 	}
 	return n, err

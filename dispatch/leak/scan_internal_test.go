@@ -73,13 +73,10 @@ func TestFilterChangesNothing(t *testing.T) {
 			var in []byte
 			for len(in) < 400 {
 				p := g.patterns[r.IntN(len(g.patterns))]
-				from := r.IntN(len(p.symbols))
-				to := len(p.symbols)
+				from, to := 0, len(p.symbols)
 				if r.IntN(3) > 0 {
-					from = r.IntN(len(p.symbols))
-					to = from + r.IntN(len(p.symbols)-from+1)
-				} else {
-					from = 0
+					from = r.IntN(to)
+					to = from + r.IntN(to-from+1)
 				}
 				for _, sym := range p.symbols[from:to] {
 					in = append(in, finish(g, g.sp.roots[sym], r.IntN(1<<20)>>r.IntN(20))...)

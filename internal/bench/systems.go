@@ -384,6 +384,7 @@ memory_cache_shared off
 pid_filename none
 coredump_dir %s
 server_persistent_connections on
+server_pconn_for_nonretriable allow all
 client_persistent_connections on
 max_filedescriptors 8192
 shutdown_lifetime 1 seconds

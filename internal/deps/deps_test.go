@@ -6,6 +6,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -41,12 +42,14 @@ var arrows = map[string][]string{
 	"internal/control":   {},
 	"internal/killpoint": {},
 	// From here on: for tests only, or tools of the house.
-	"internal/contract":   {"docs"},
-	"internal/deps":       {},
-	"internal/e2e":        {},
-	"internal/testkit":    {},
-	"journal/journaltest": {},
-	"internal/testreport": {"internal/contract"},
+	"internal/bench":                   {},
+	"internal/bench/cmd/waybill-bench": {"internal/bench"},
+	"internal/contract":                {"docs"},
+	"internal/deps":                    {},
+	"internal/e2e":                     {},
+	"internal/testkit":                 {},
+	"journal/journaltest":              {},
+	"internal/testreport":              {"internal/contract"},
 }
 
 // testOnly are packages that only tests import, and tools of the house.
@@ -55,6 +58,7 @@ var testOnly = map[string][]string{
 	"internal/testkit":    nil,
 	"journal/journaltest": nil,
 	"docs":                {"internal/contract"},
+	"internal/bench":      {"internal/bench/cmd/waybill-bench"},
 }
 
 // testPackages are those of testOnly whose own files are held to the rules for tests.
@@ -91,8 +95,9 @@ var owners = []owner{
 	{"golang.org/x/net/http2", []string{"proxy", "dispatch/httpx"}, true},
 	{"golang.org/x/net/idna", []string{"routes"}, false},
 	{"golang.org/x/net/http/httpguts", []string{"routes", "inject", "proxy", "dispatch", "dispatch/httpx"}, false},
-	{"golang.org/x/crypto/chacha20poly1305", []string{"journal"}, false},  // sealed records; the standard library has it internally only
-	{"software.sslmate.com/src/go-pkcs12", []string{"cmd/waybill"}, true}, // Java's trust store; replaces a call of keytool
+	{"golang.org/x/crypto/chacha20poly1305", []string{"journal"}, false},      // sealed records; the standard library has it internally only
+	{"github.com/modelcontextprotocol/go-sdk", []string{"cmd/waybill"}, true}, // the official SDK; replaces JSON-RPC, sessions and streamable HTTP of our own
+	{"software.sslmate.com/src/go-pkcs12", []string{"cmd/waybill"}, true},     // Java's trust store; replaces a call of keytool
 	{"golang.org/x/sys", []string{"journal", "cmd/waybill"}, true},
 	{"github.com/rogpeppe/go-internal", nil, true},
 	{"github.com/santhosh-tekuri/jsonschema", nil, true},
@@ -188,7 +193,8 @@ func ownerOf(imp string) (owner, bool) {
 }
 
 // readSources parses the imports of every Go file under root, whatever its build
-// constraints. Folders named testdata are left out, and tools/, a module of its own.
+// constraints. Folders named testdata are left out, and modules of their own: tools/,
+// and the base of the benchmark, which may use goproxy because it is none of ours.
 func readSources(root string) ([]source, error) {
 	var out []source
 	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
@@ -201,7 +207,7 @@ func readSources(root string) ([]source, error) {
 		}
 		rel = filepath.ToSlash(rel)
 		switch {
-		case d.IsDir() && rel != "." && (rel == "tools" || d.Name() == "testdata" || strings.HasPrefix(d.Name(), ".") || strings.HasPrefix(d.Name(), "_")):
+		case d.IsDir() && rel != "." && (ownModule(p) || d.Name() == "testdata" || strings.HasPrefix(d.Name(), ".") || strings.HasPrefix(d.Name(), "_")):
 			return fs.SkipDir
 		case d.IsDir() || !strings.HasSuffix(p, ".go"):
 			return nil
@@ -223,6 +229,11 @@ func readSources(root string) ([]source, error) {
 		return nil
 	})
 	return out, err
+}
+
+func ownModule(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "go.mod"))
+	return err == nil
 }
 
 // TestCheckRefuses shows that each rule of the table can fail.

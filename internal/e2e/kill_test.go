@@ -266,7 +266,7 @@ func startPasses(t *testing.T, r *rig, point string) int {
 
 func tryStart(t *testing.T, r *rig) error {
 	t.Helper()
-	p := testkit.Start(t, testkit.Command{Path: r.bin, Args: []string{"serve", "--config", r.config, "--data", r.data, "--proxy", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--allow-any-filesystem"}, Env: r.env})
+	p := testkit.Start(t, testkit.Command{Path: r.bin, Args: []string{"serve", "--config", r.config, "--data", r.data, "--proxy", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--allow-any-filesystem"}, Env: r.environ()})
 	testkit.Eventually(t, func() error {
 		if !p.Running() || p.Line(listening) != nil {
 			return nil

@@ -114,13 +114,21 @@ var listening = regexp.MustCompile(`(?s)proxy\s+http://(\S+)\s+metrics\s+(http:/
 func (r *rig) start(wrapper ...string) {
 	r.t.Helper()
 	args := append([]string{"serve", "--config", r.config, "--data", r.data, "--proxy", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--log-level", "debug", "--allow-any-filesystem"}, r.flags...)
-	c := testkit.Command{Path: r.bin, Args: args, Env: r.env, Dir: r.dir, ReadyLine: listening}
+	c := testkit.Command{Path: r.bin, Args: args, Env: r.environ(), Dir: r.dir, ReadyLine: listening}
 	if len(wrapper) > 0 {
 		c.Path, c.Args = wrapper[0], append(append(append([]string{}, wrapper[1:]...), r.bin), args...)
 	}
 	r.p = testkit.Start(r.t, c)
 	m := r.p.WaitLine(r.t, listening)
 	r.addr, r.meters = m[1], m[2]
+}
+
+// environ is what the process gets: a control that is off in the tests is off in it too.
+func (r *rig) environ() []string {
+	if off := os.Getenv(control.Env); off != "" {
+		return append([]string{control.Env + "=" + off}, r.env...)
+	}
+	return r.env
 }
 
 // kill ends the process with SIGKILL and keeps its log for the canary search.

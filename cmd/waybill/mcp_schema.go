@@ -1,0 +1,171 @@
+package main
+
+import (
+	"crypto/rand"
+	"fmt"
+
+	"waybill/outcome"
+)
+
+func randomText() string { return rand.Text() }
+
+// The schemas of the tools. They are plain – no references, no dialect – since hosts
+// compile them with what they have.
+
+type object = map[string]any
+
+func text(description string) object { return object{"type": "string", "description": description} }
+
+func number(description string, from, to int) object {
+	return object{"type": "integer", "description": description, "minimum": from, "maximum": to}
+}
+
+func closed(required []string, properties object) object {
+	s := object{"type": "object", "properties": properties, "additionalProperties": false}
+	if len(required) > 0 {
+		s["required"] = required
+	}
+	return s
+}
+
+// open is the schema of an answer: fields may be added (CONTRACT A8).
+func open(properties object) object { return object{"type": "object", "properties": properties} }
+
+// words is a closed enumeration.
+func words[T fmt.Stringer](description string, values []T) object {
+	names := make([]string, 0, len(values))
+	for _, v := range values {
+		names = append(names, v.String())
+	}
+	return object{"type": "string", "enum": names, "description": description}
+}
+
+func requestSchema() object {
+	return closed([]string{"url"}, object{
+		"method":          text("HTTP method; GET when absent"),
+		"url":             text("absolute http or https URL, without user name and password"),
+		"headers":         object{"type": "object", "additionalProperties": object{"type": "string"}, "description": "request fields; never credentials"},
+		"body":            text("request body as text"),
+		"body_base64":     text("request body in base64, for what is not text"),
+		"timeout_seconds": number("how long to wait for the answer; what was sent goes on all the same. Absent: as long as the route allows", 1, 86400),
+		"request_id":      text("your own token for this call, used once: get_action finds the action by it after an interruption. Made when absent"),
+		"max_body_bytes":  number("how much of the answer's body to return; fetch_result has the rest", 1, maxBodyBytes),
+		"unsafe_repeat": object{
+			"type": "object", "additionalProperties": false, "required": []string{"invocation_id", "reason"},
+			"description": "Only after you found out, at the other side, what an earlier equal request with an unknown outcome did: sends it again although it may have taken effect",
+			"properties": object{
+				"invocation_id": text("the earlier action"),
+				"reason":        text("how you know that a second effect is impossible or acceptable"),
+			},
+		},
+	})
+}
+
+func actionSchema() object {
+	return closed(nil, object{"invocation_id": text("act_…"), "request_id": text("the request id of the call")})
+}
+
+func fetchSchema() object {
+	return closed([]string{"invocation_id"}, object{
+		"invocation_id":  text("act_…"),
+		"offset":         object{"type": "integer", "minimum": 0, "description": "first byte of the body to return"},
+		"max_body_bytes": number("how much of the body to return", 1, maxBodyBytes),
+	})
+}
+
+func listSchema() object {
+	return closed(nil, object{
+		"outcome":    words("only with this outcome", outcome.Outcomes()),
+		"code":       words("only with this code", outcome.Codes()),
+		"route":      text("only of this route"),
+		"request_id": text("only of this request id"),
+		"since":      object{"type": "string", "format": "date-time", "description": "only accepted since"},
+		"open_only":  object{"type": "boolean", "description": "only those that still run"},
+		"limit":      number("how many at most; 20 when absent", 1, 1000),
+	})
+}
+
+func explainSchema() object {
+	return closed([]string{"url"}, object{"method": text("HTTP method; GET when absent"), "url": text("absolute http or https URL")})
+}
+
+func phaseSchema() object {
+	return words("where it stopped: diagnosis, never policy", outcome.Phases())
+}
+func outcomeSchema() object { return words("what is known about the remote side", outcome.Outcomes()) }
+func retrySchema() object   { return words("what may be done now", outcome.Retries()) }
+func codeSchema() object    { return words("how it ended; absent for a success", outcome.Codes()) }
+
+// envelopeSchema is configs/envelope.schema.json without its references.
+func envelopeSchema() object {
+	return object{
+		"type": "object", "required": []string{"evidence"},
+		"description": "what is known of the action, and how it is known; without error it succeeded",
+		"properties": object{
+			"invocation_id": text("the action; absent only where there is none, or its id is not known"),
+			"error": object{
+				"type": "object", "required": []string{"code", "message"},
+				"properties": object{
+					"code": codeSchema(), "phase": phaseSchema(), "outcome": outcomeSchema(), "retry": retrySchema(),
+					"message": text("the first sentence says what may be done now"),
+				},
+			},
+			"message":  text("error.message again"),
+			"evidence": object{"type": "object", "description": "how Waybill knows"},
+		},
+	}
+}
+
+// withFailure adds what every tool returns when it fails.
+func withFailure(properties object) object {
+	properties["envelope"] = envelopeSchema()
+	properties["request_id"] = text("leads to the action, with get_action")
+	properties["source"] = text("where the envelope is from: body, fields, record or client")
+	properties["retry_after_seconds"] = object{"type": "integer", "minimum": 0, "description": "the time that the answer asked to wait"}
+	return open(properties)
+}
+
+func answerSchema() object {
+	return withFailure(object{
+		"invocation_id": text("the action"),
+		"phase":         phaseSchema(), "outcome": outcomeSchema(), "retry": retrySchema(), "code": codeSchema(),
+		"status":      object{"type": "integer", "description": "HTTP status of the origin"},
+		"headers":     object{"type": "object", "additionalProperties": object{"type": "array", "items": object{"type": "string"}}},
+		"body":        text("the body, where it is text"),
+		"body_base64": text("the body, where it is not"),
+		"body_bytes":  object{"type": "integer", "description": "length of the whole body"},
+		"offset":      object{"type": "integer", "description": "where the part that is shown begins"},
+		"next_offset": object{"type": "integer", "description": "where to go on; absent when the body ends here"},
+		"replayed":    text("the earlier action whose recorded result this is"),
+		"submissions": object{"type": "integer", "description": "how often the request was sent"},
+	})
+}
+
+func viewSchema() object {
+	return object{"type": "object", "required": []string{"invocation_id", "outcome", "retry", "ended"}, "properties": object{
+		"invocation_id": text("the action"), "request_id": text("the request id of its call"),
+		"route": text(""), "method": text(""), "target": text("without query values"),
+		"phase": phaseSchema(), "outcome": outcomeSchema(), "retry": retrySchema(), "code": object{"type": "string"},
+		"dispatch_started": object{"type": "boolean"}, "attempts": object{"type": "integer"},
+		"accepted_at": text(""), "ended_at": text(""), "ended": object{"type": "boolean"}, "delivered": object{"type": "boolean"},
+		"status": object{"type": "integer", "description": "of the stored result"},
+	}}
+}
+
+func recordSchema() object { return withFailure(object{"action": viewSchema()}) }
+
+func listedSchema() object {
+	return withFailure(object{"actions": object{"type": "array", "items": viewSchema()}})
+}
+
+func explainedSchema() object {
+	return withFailure(object{
+		"decision": object{"type": "string", "enum": []string{"forward", "deny", "refuse", "tunnel", "no_route"}},
+		"method":   text(""), "target": text("without query"), "route": text(""), "reason": text("why it is not forwarded"),
+		"inject":   object{"type": "array", "items": object{"type": "object"}, "description": "names only"},
+		"contract": object{"type": "object"}, "limits": object{"type": "object"},
+		"advice": object{"type": "array", "items": object{"type": "object", "properties": object{
+			"at": text("the point at which it stops"), "phase": phaseSchema(), "outcome": outcomeSchema(), "retry": retrySchema(), "code": codeSchema(), "next": text(""),
+		}}},
+	})
+}
