@@ -179,6 +179,9 @@ type Ended struct {
 	Stage  outcome.Stage `json:"stage,omitempty"`
 	Reason string        `json:"reason,omitempty"` // fixed token
 	Field  string        `json:"field,omitempty"`  // B2
+	// Followed: the answer was a redirect within the origin that a further attempt
+	// followed; then that one decides (R2).
+	Followed bool `json:"followed,omitempty"`
 	// Route is the one that was chosen, of an action that was refused before it was bound.
 	Route string `json:"route,omitempty"`
 	// EarlierAction names the action this one collided with.

@@ -153,6 +153,8 @@ type action struct {
 	advice     outcome.Retry
 	events     []Event
 	tries      int
+	followed   int     // redirects within the origin (R2)
+	late       []Event // tries that failed after an answer was there
 	setup      *SetupError
 	claimed    bool
 	accepted   Accepted

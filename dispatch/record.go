@@ -114,12 +114,25 @@ func (r *Record) Deciding() *Attempt {
 	var best *Attempt
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
+		if a.End != nil && a.End.Followed && r.dispatchedAfter(i) {
+			continue
+		}
 		if best == nil || weight(a.Facts.Outcome) > weight(best.Facts.Outcome) ||
 			weight(a.Facts.Outcome) == weight(best.Facts.Outcome) && a.Facts.Outcome != outcome.Unknown {
 			best = a
 		}
 	}
 	return best
+}
+
+// dispatchedAfter reports whether an attempt after the i-th crossed the boundary.
+func (r *Record) dispatchedAfter(i int) bool {
+	for _, a := range r.Attempts[i+1:] {
+		if a.DispatchSeq != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // weight orders outcomes by what they say of the whole action (CONTRACT A9, A10):

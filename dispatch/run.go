@@ -94,12 +94,29 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), a.route.Limits.Timeout)
 	defer cancel()
-	ending := conn.Exchange(ctx, a.out, sink)
-	end = &ending
-	released = true
-	conn.Release()
+	for {
+		ending := conn.Exchange(ctx, a.out, sink)
+		end = &ending
+		released = true
+		conn.Release()
+		killpoint.At("dispatch-exchanged")
+		next := a.follow(end)
+		if next == nil {
+			break
+		}
+		c, err := a.again(ctx, next, end)
+		if err != nil {
+			a.p.cfg.Logger.Error("dispatch record is indeterminate", "action", a.id.String(), "err", err)
+			a.events = nil
+			return a.commitUnresolved(unresolvedFacts(a.advice))
+		}
+		if c == nil {
+			break
+		}
+		conn, released = c, false
+		sink.restart()
+	}
 	a.stage(metrics.StageRemote)
-	killpoint.At("dispatch-exchanged")
 	if end.Err != nil {
 		// The text of a library error may quote the peer: kind only (L2).
 		a.p.cfg.Logger.Debug("exchange ended early", "action", a.id.String(), "code", end.Code.String(), "status", end.Status, "bytes", end.Bytes)
@@ -137,6 +154,7 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 		result.RedirectTo, result.RedirectFrom = to, a.out.Target.Origin()
 	}
 	a.add(Event{Type: ResultCommitted, Attempt: a.tries, Ended: a.ended(facts, end, outcome.RemoteResponse), Result: result})
+	a.events = append(a.events, a.late...)
 	a.noteLeaving()
 	// An answer that is read back from the journal must be there: a relaxed append
 	// returns before (F1 waives the wait, not the answer).
@@ -422,6 +440,13 @@ func (s *resultSink) Body(p []byte) error {
 		}
 	}
 	return nil
+}
+
+// restart empties the sink for the answer of a further attempt.
+func (s *resultSink) restart() {
+	s.hash.Reset()
+	s.buf.Reset()
+	s.status, s.header, s.length, s.stored, s.total, s.tail = 0, nil, -1, 0, 0, nil
 }
 
 // store appends one chunk. The first one carries the markers so far, so that a

@@ -26,8 +26,9 @@ type Route struct {
 	// route, in canonical form. It is for routes without injection: a client that
 	// follows a redirect to pre-signed storage repeats its placeholder Authorization
 	// there and the storage refuses both (case RD-04).
-	Strip   []string
-	Callers []string // names; empty: any (V4)
+	Strip     []string
+	Callers   []string // names; empty: any (V4)
+	Redirects Redirects
 	// RedirectFrom are origins ("https://api.example.com") whose relayed redirects may
 	// be followed to this route with its credential (CONTRACT R3).
 	RedirectFrom []string
@@ -78,6 +79,16 @@ const (
 	DeliveryAuto Delivery = iota
 	DeliveryBuffered
 	DeliveryStream
+)
+
+// Redirects says what becomes of a redirect within the origin (CONTRACT R2). Zero is
+// RedirectsRelay.
+type Redirects uint8
+
+// The ways with redirects. One to another origin is always relayed.
+const (
+	RedirectsRelay Redirects = iota
+	RedirectsSameOrigin
 )
 
 // Durability says whether the dispatch record is waited for (CONTRACT F1). Zero is Strict.

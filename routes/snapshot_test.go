@@ -327,7 +327,7 @@ func fullRoute() Route {
 		Inject:   []Injection{{"Authorization", "Bearer ${secret}", "c"}},
 		Contract: Contract{Repeatable: &rep, RefusedBeforeExecution: []int{429}, KeyInUse: []int{409}, CloseDelimited: true, EndMarker: "[DONE]"},
 		Delivery: DeliveryBuffered, Durability: Relaxed, RejectManaged: true, PassAuthorization: true,
-		Callers: []string{"ci"}, RedirectFrom: []string{"https://api.example.com"}, Strip: []string{"Cookie"},
+		Callers: []string{"ci"}, RedirectFrom: []string{"https://api.example.com"}, Redirects: RedirectsSameOrigin, Strip: []string{"Cookie"},
 		Upstream: Upstream{
 			AllowPlaintext: true, RootsPEM: []byte("pem"), RootsOnly: true, Pins: []string{"sha256:00"},
 			Resolve: map[string]string{"a.test": "10.0.0.7"}, AllowPrivate: true,

@@ -67,6 +67,9 @@ func (a *app) mcp(ctx context.Context, flags *mcpFlags) (err error) {
 	if flags.http != "" && !config.IsLoopback(flags.http) {
 		return fail(exitUsage, "--http %s: only a loopback address is served; others than this machine could reach it", flags.http)
 	}
+	// A host that closed its end must not kill this process, which may be the proxy: a
+	// write to it fails instead.
+	signal.Ignore(syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer stop()
 	data, err := a.dataDir()

@@ -344,7 +344,7 @@ func (w *way) safe(written int64) int64 {
 		return 0
 	case w.lazy():
 		return w.clean
-	case true:
+	case w.scan.idle():
 		w.clean = written
 	}
 	return w.clean

@@ -182,6 +182,7 @@ func TestInspectorEdges(t *testing.T) {
 		"second frame":                    {"zstd", slices.Concat(encode("zstd", clean), encode("zstd", secret)), true, nil},
 		"behind a wrong checksum":         {"gzip", slices.Concat(damaged(zip, len(zip)-5), encode("gzip", secret)), true, nil},
 		"wrong checksum":                  {"gzip", damaged(zip, len(zip)-5), false, nil},
+		"behind a wrong checksum, zstd":   {"zstd", slices.Concat(damaged(encode("zstd", clean), len(encode("zstd", clean))-1), encode("zstd", secret)), true, nil},
 		"in the name of the file":         {"gzip", named(canary), true, nil},
 		"behind the end":                  {"gzip", slices.Concat(zip, []byte(canary)), true, nil},
 		"something behind the end":        {"gzip", slices.Concat(zip, []byte("\r\n\r\n--------")), false, nil},
@@ -310,6 +311,36 @@ func TestInspectorFollowsAStream(t *testing.T) {
 				t.Error("the secret was not found")
 			}
 		})
+	}
+}
+
+// TestSafeMovesOn: a body that is never flushed is released on the way, too.
+func TestSafeMovesOn(t *testing.T) {
+	g := leak.New([]byte(canary))
+	var in []byte
+	for n := range 20_000 {
+		in = fmt.Appendf(in, "%d: sk_canar, and so on\n", n*n)
+	}
+	for _, list := range []string{"gzip", "deflate", "raw", "br", "zstd"} {
+		i, err := g.Inspector(field(list))
+		if err != nil {
+			t.Fatal(err)
+		}
+		wire := encode(list, in)
+		half := len(wire) / 2
+		if found, err := i.Write(wire[:half]); found || err != nil {
+			t.Fatal(found, err)
+		}
+		// Twice what deflate, and a block of what zstd, may take before it hands over text.
+		if safe := int(i.Safe()); safe > half || half-safe > len(wire)*(256<<10)/len(in) {
+			t.Errorf("%s: %d of %d bytes are safe", list, safe, half)
+		}
+		if found, err := i.Write(wire[half:]); found || err != nil {
+			t.Fatal(found, err)
+		}
+		if found, err := i.Close(); found || err != nil || i.Safe() != int64(len(wire)) {
+			t.Errorf("%s: at the end %v, %v, %d of %d bytes are safe", list, found, err, i.Safe(), len(wire))
+		}
 	}
 }
 

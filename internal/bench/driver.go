@@ -23,6 +23,9 @@ type Options struct {
 	Self    string // path of this driver, which is also origin and load generator; required
 	Dir     string // where the journal of the strict runs lies: on a real disk; default: the system's temporary folder
 	Source  string // root of the module, for the journal's own benchmark; "": left out
+	// Compare are further builds of Waybill by name: each runs, strict, as one more
+	// system, which is how a change is judged against what was before it.
+	Compare map[string]string
 
 	Size      Size
 	Scenarios string // expression over names; "": all of the size
@@ -54,6 +57,15 @@ func (o *Options) defaults() error {
 			return fmt.Errorf("bench: %w", err)
 		}
 	}
+	compare := make(map[string]string, len(o.Compare))
+	for name, path := range o.Compare {
+		abs, err := filepath.Abs(path)
+		if err != nil {
+			return fmt.Errorf("bench: %w", err)
+		}
+		compare[name] = abs
+	}
+	o.Compare = compare
 	if o.Size == "" {
 		o.Size = Standard
 	}
@@ -207,7 +219,7 @@ func newDriver(ctx context.Context, o Options) (*driver, error) {
 		return nil, err
 	}
 	d.rig = r
-	r.waybill, r.goproxy, r.self, r.flags = o.Waybill, o.Goproxy, o.Self, []string{"--log-level", o.LogLevel}
+	r.waybill, r.compare, r.goproxy, r.self, r.flags = o.Waybill, o.Compare, o.Goproxy, o.Self, []string{"--log-level", o.LogLevel}
 	if r.ram, err = os.MkdirTemp("/dev/shm", "wbb"); err != nil {
 		r.ram = ""
 	}

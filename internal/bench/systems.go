@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -47,6 +49,7 @@ type running struct {
 type rig struct {
 	dir, ram    string // ram: a folder in memory; "": there is none
 	waybill     string // the binary
+	compare     map[string]string
 	goproxy     string // the binary of ./baseline
 	self        string // the driver's own binary
 	flags       []string
@@ -106,9 +109,8 @@ func (r *rig) scratch(in, name string) (string, error) {
 // allSystems returns every system, the base first.
 func allSystems(r *rig) []*system {
 	always := func() string { return "" }
-	originAuthority := func() (string, string) { return originHost + ":80", originHost + ":443" }
-	abs, con := originAuthority()
-	return []*system{
+	abs, con := originHost+":80", originHost+":443"
+	all := []*system{
 		{Name: Base, What: "bare goproxy v1.9.4 (module internal/bench/baseline): one certificate per host kept, 256 idle upstream connections per host, upstream verified, header set in OnRequest",
 			absolute: abs, connect: con, start: startGoproxy, absent: always},
 		{Name: "waybill", What: "waybill serve as shipped; route with the defaults (durability strict), log at info to a file",
@@ -148,6 +150,19 @@ func allSystems(r *rig) []*system {
 			return "its Go module could not be downloaded where this harness was written, so no tested set-up of it exists"
 		}},
 	}
+	for i, name := range slices.Sorted(maps.Keys(r.compare)) {
+		path := r.compare[name]
+		// Beside the build that it is compared with.
+		all = slices.Insert(all, 2+i, &system{Name: "waybill-" + name, What: "another build of waybill, set up as the first line", absolute: abs, connect: con, absent: always,
+			start: func(ctx context.Context, r *rig) (*running, error) {
+				other := *r
+				other.waybill = path
+				run, err := other.startWaybill(ctx, "c"+name, "", false, nil)
+				r.incarnation = other.incarnation
+				return run, err
+			}})
+	}
+	return all
 }
 
 // target is the authority that a scenario addresses.

@@ -20,9 +20,9 @@ import (
 
 var (
 	routeSchema = schema{
-		keys: []string{"name", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "redirect_from", "callers", "upstream", "limits"},
+		keys: []string{"name", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "redirects", "redirect_from", "callers", "upstream", "limits"},
 		unbuilt: map[string][]string{
-			"redirects": {"relay"}, "approval": {"none"}, "leak": nil, "dialect": {"default"}, "upgrade": {"refuse"},
+			"approval": {"none"}, "leak": nil, "dialect": {"default"}, "upgrade": {"refuse"},
 		},
 	}
 	matchSchema = schema{
@@ -135,6 +135,9 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) routes.R
 		return r.fieldName(s)
 	})
 	rt.Callers = r.routeCallers(o, callers)
+	if o.enum("redirects", "relay", "same_origin") == 1 {
+		rt.Redirects = routes.RedirectsSameOrigin
+	}
 	// An empty list is the default: nobody's redirects.
 	if n, _, ok := o.get("redirect_from"); ok && (n.Kind != yaml.SequenceNode || len(n.Content) > 0) {
 		rt.RedirectFrom = o.texts("redirect_from", "an origin", "[https://api.example.com]", func(s string) (string, string, string) {

@@ -82,6 +82,17 @@ func measure(ctx context.Context, args []string) error {
 	f.IntVar(&o.Rounds, "rounds", 0, "measurements of each system in each scenario (default 5)")
 	f.BoolVar(&o.Syncs, "syncs", true, "count syncs under strace")
 	f.BoolVar(&o.Probe, "probe", true, "measure the disk and the journal alone")
+	f.Func("compare", "`name=path` of another build of Waybill, to run as one more system; may be repeated", func(v string) error {
+		name, path, ok := strings.Cut(v, "=")
+		if !ok || name == "" || path == "" {
+			return errors.New("want name=path")
+		}
+		if o.Compare == nil {
+			o.Compare = make(map[string]string)
+		}
+		o.Compare[name] = path
+		return nil
+	})
 	asJSON := f.Bool("json", false, "print JSON instead of tables")
 	markdown := f.String("write", "", "also write the report to this Markdown `file`")
 	note := f.String("note", "", "`text` to print beside the numbers, such as what else the machine did")

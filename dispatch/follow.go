@@ -1,0 +1,115 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+
+	"waybill/outcome"
+	"waybill/routes"
+)
+
+// maxFollowed bounds the redirects that one action follows (RFC 9110 §15.4).
+const maxFollowed = 5
+
+// describesBody are the fields that go with a body that is no longer sent (WHATWG
+// Fetch, HTTP-redirect fetch, step 12).
+var describesBody = []string{"Content-Type", "Content-Encoding", "Content-Language", "Content-Location"}
+
+// follow returns the request that a redirect within the origin asks for, or nil when it
+// is to be relayed (CONTRACT R2): target, method and route are validated anew, and
+// nothing leaves the origin.
+func (a *action) follow(end *Ending) *Outgoing {
+	if a.route.Redirects != routes.RedirectsSameOrigin || !end.Complete || a.followed >= maxFollowed || len(end.Header["Location"]) != 1 {
+		return nil
+	}
+	method := a.out.Method
+	switch end.Status {
+	case http.StatusMovedPermanently, http.StatusFound:
+		if method == http.MethodPost {
+			method = http.MethodGet // RFC 9110 §15.4.2, note
+		}
+	case http.StatusSeeOther:
+		if method != http.MethodHead {
+			method = http.MethodGet
+		}
+	case http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
+	default:
+		return nil
+	}
+	location := end.Header["Location"][0]
+	t, path, query, hasQuery, same, ok := locationOf(location, a.out.Target)
+	if !ok || t != a.out.Target {
+		return nil
+	}
+	if same {
+		path, query, hasQuery = relativeTo(location, a.out.RawPath)
+	}
+	if path == "*" || routes.CheckPath(path) != nil || !plainQuery(query) {
+		return nil
+	}
+	if r, _ := a.binding.Snapshot.Match(method, t, path); r != a.route {
+		return nil
+	}
+	next := *a.out
+	next.Header = a.out.Header.Clone()
+	next.Method, next.RawPath, next.RawQuery, next.HasQuery = method, path, query, hasQuery
+	if method != a.out.Method {
+		next.Body, next.Length = nil, 0
+		for _, name := range describesBody {
+			delete(next.Header, name)
+		}
+	}
+	return &next
+}
+
+// relativeTo resolves a reference without an authority against a path (RFC 3986
+// §5.2.2). Dot segments are left in: they are refused afterwards.
+func relativeTo(ref, base string) (path, query string, hasQuery bool) {
+	ref, _, _ = strings.Cut(strings.TrimSpace(ref), "#")
+	path, query, hasQuery = strings.Cut(ref, "?")
+	switch {
+	case path == "":
+		path = base
+	case path[0] != '/':
+		path = base[:strings.LastIndexByte(base, '/')+1] + path
+	}
+	return path, query, hasQuery
+}
+
+// again crosses the boundary once more, to where a redirect within the origin leads:
+// an attempt of its own, recorded together with the end of the one before it (R1, R2,
+// F1). It returns nil when the redirect is to be relayed after all, since nothing of
+// the new attempt was handed over; an error when its record is indeterminate.
+func (a *action) again(ctx context.Context, next *Outgoing, end *Ending) (Conn, error) {
+	tctx, cancel := context.WithTimeout(ctx, a.route.Limits.Connect)
+	conn, err := a.p.cfg.Transport.Connect(tctx, &Order{Target: next.Target, Upstream: &a.route.Upstream, Identity: a.identity, MaxRest: restRepeatable})
+	cancel()
+	if err != nil {
+		s := setupError(err)
+		a.late = append(a.late, Event{Type: AttemptFailed, Attempt: a.tries + 1, At: a.now(), Ended: &Ended{Facts: setupFacts(s), Stage: s.Stage, Reason: s.Reason, Source: outcome.TransportObserved, Peer: s.Peer}})
+		return nil, nil //nolint:nilnil // no connection and no error: relayed
+	}
+	before, events := a.out, a.events
+	a.evidence(end)
+	a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: &Ended{Facts: outcome.Success(), Source: outcome.RemoteResponse, Followed: true}})
+	info := conn.Info()
+	info.Unresolved = a.advice
+	a.tries++
+	a.followed++
+	a.out = next
+	a.add(Event{Type: DispatchStarted, Attempt: a.tries, Dispatch: &info})
+	_, err = a.append(context.WithoutCancel(ctx), a.accepted.Relaxed)
+	if err == nil {
+		return conn, nil
+	}
+	conn.Release()
+	if errors.Is(err, ErrNotWritten) && !errors.Is(err, ErrIndeterminate) {
+		a.tries--
+		a.followed--
+		a.out, a.events = before, events
+		return nil, nil //nolint:nilnil // no connection and no error: relayed
+	}
+	return nil, err
+}
