@@ -375,6 +375,9 @@ func (j *Journal) Close() error {
 	return j.closeErr
 }
 
+// stoppedCloseLimit is how long Close waits for a store that has failed already.
+const stoppedCloseLimit = time.Second
+
 func (j *Journal) shut() error {
 	j.mu.Lock()
 	j.closed = true
@@ -399,7 +402,13 @@ func (j *Journal) shut() error {
 		done <- errors.Join(err, j.folder.close())
 	}()
 	var err error
-	timer := time.NewTimer(j.opt.CommitDeadline)
+	limit := j.opt.CommitDeadline
+	if stopped {
+		// Badger tries a failing flush again for ever; whatever it still writes, only the
+		// next start can tell what is on disk (M5).
+		limit = min(limit, stoppedCloseLimit)
+	}
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
 	case err = <-done:

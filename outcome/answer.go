@@ -1,8 +1,6 @@
 package outcome
 
 import (
-	"bytes"
-	"encoding/json"
 	"net/http"
 	"strconv"
 	"strings"
@@ -67,6 +65,10 @@ type Shape struct {
 	ProxyError     string        // a more precise RFC 9209 error type than the table's; "" for the table's
 	Details        string        // Proxy-Status details, printable ASCII; "" leaves it out
 	Realm          string        // of Proxy-Authenticate; "" is "waybill"
+
+	// Dialect of the route (CONTRACT L9). It has no part in answers to CONNECT, in 407
+	// and in what is no error.
+	Dialect Dialect
 }
 
 // Answer is an HTTP answer that Waybill makes itself.
@@ -81,21 +83,30 @@ type Answer struct {
 
 // Answer maps the envelope to an HTTP answer (CONTRACT L1, L5, L7): the one
 // mapping from a failure to what a client sees. It is total: whatever the facts,
-// an answer never invites a repeat that its advice does not allow.
+// an answer never invites a repeat that its advice does not allow. Shape.Dialect
+// changes status and body, and adds fields that belong to the form; all other fields
+// are the same in every dialect but for those that say whether to wait (L9).
 func (e *Envelope) Answer(s Shape) Answer {
 	env := e.presentable()
 	f := env.Facts()
-	body, err := env.encode()
+	body, err := encodeJSON(&env)
 	if err != nil {
 		// Only evidence can have failed: the attempts hold enumerations.
 		env.Evidence.Attempts = nil
-		body, _ = env.encode()
+		body, _ = encodeJSON(&env)
 	}
 
 	a := Answer{Status: statusOf(f, s), Header: http.Header{}, Reason: f.Code.String()}
 	wait := waitsFor(f, a.Status)
 	h := a.Header
 	h.Set("Content-Type", "application/json")
+	if inDialect(f, s, a.Status) {
+		w := wayOf(f, s)
+		a.Status, wait = s.Dialect.status(w, a.Status, s.Method == http.MethodHead), w == waits
+		if b := s.Dialect.form(h, env.said(f, s, a.Status)); b != nil {
+			body = b
+		}
+	}
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	// Nothing here may be served again from a cache: 404 and 410 would be, by
 	// default (RFC 9111 §4.2.2), and a stored 424 could hide a later resolution.
@@ -154,16 +165,6 @@ func (e *Envelope) presentable() Envelope {
 		return NewEnvelope(e.InvocationID, s, "", e.Evidence)
 	}
 	return *e
-}
-
-func (e *Envelope) encode() ([]byte, error) {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(e); err != nil {
-		return nil, err
-	}
-	return b.Bytes(), nil
 }
 
 // statusOf finds the status: that of the table where the facts are the code's
@@ -228,9 +229,13 @@ func waitsFor(f Facts, status int) bool {
 func mayRepeat(f Facts) bool { return f.Retry == Backoff || f.Retry == SameIdempotencyKey }
 
 // retryAfter is the field value: whole seconds, rounded up, within the bounds.
-func retryAfter(d time.Duration) string {
+func retryAfter(d time.Duration) string { return retryAfterText(waitSeconds(d)) }
+
+func retryAfterText(seconds int64) string { return strconv.FormatInt(seconds, 10) }
+
+func waitSeconds(d time.Duration) int64 {
 	d = min(max(d, MinRetryAfter), MaxRetryAfter)
-	return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
+	return int64((d + time.Second - 1) / time.Second)
 }
 
 // realm makes the content of a quoted-string (RFC 9110 §5.6.4).

@@ -3,7 +3,11 @@
 // knows credentials by name only.
 package routes
 
-import "time"
+import (
+	"time"
+
+	"waybill/outcome"
+)
 
 // Route is one reviewed rule: which requests it takes, what is injected, and
 // what is known about the remote side. Every field has a conservative default

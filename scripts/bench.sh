@@ -6,7 +6,8 @@
 #   BENCH_SYSTEMS=REGEXP systems by name: waybill, waybill-relaxed, waybill-ram, nethttp, squid, mitmproxy
 #   BENCH_DIR=FOLDER     where the journal of the strict runs lies: on the disk to measure (default: the temporary folder)
 #   BENCH_RIVALS=0       leave out what comes from Debian packages
-#   BENCH_ARGS="…"       further flags of the driver: -rounds 9 -window 2s -log-level warn -note "…" …
+#   BENCH_NOTE="…"       text to print beside the numbers, such as what else the machine did
+#   BENCH_ARGS="…"       further flags of the driver: -rounds 9 -window 2s -log-level warn -compare before=PATH …
 #   JSON=1               JSON on standard output instead of tables
 #   WRITE=1              also write docs/benchmarks.md
 #   PROFILE=1            instead, profile Waybill (strict) at 1, 16 and 64 clients into bin/bench/profiles
@@ -44,4 +45,4 @@ done
 [ -z "${FULL:-}" ] || args+=(-size full)
 [ -z "${JSON:-}" ] || args+=(-json)
 [ -z "${WRITE:-}" ] || args+=(-write docs/benchmarks.md)
-exec "$out/waybill-bench" run "${args[@]}" -only "${BENCH_ONLY:-}" -systems "$systems" -command "$command" "${more[@]}"
+exec "$out/waybill-bench" run "${args[@]}" -only "${BENCH_ONLY:-}" -systems "$systems" -note "${BENCH_NOTE:-}" -command "$command" "${more[@]}"

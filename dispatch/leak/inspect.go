@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/andybalholm/brotli"
 	"github.com/klauspost/compress/zstd"
@@ -37,7 +38,8 @@ var (
 	// ErrTooLarge: the body decodes to more than DecodedBytes and DecodedRatio allow,
 	// or needs a larger window than RFC 9659 does.
 	ErrTooLarge = errors.New("leak: decoded body over the limit")
-	// ErrUndecodable: the body begins as its coding demands, and then breaks its rules.
+	// ErrUndecodable: the body begins as its coding demands, and then breaks its rules;
+	// or it is cut off or foreign, in a coding whose decoder keeps text back then.
 	ErrUndecodable = errors.New("leak: body does not decode")
 	// ErrCodings: the list of codings is too long.
 	ErrCodings = errors.New("leak: too many content codings")
@@ -189,8 +191,9 @@ func (i *inspector) write(p []byte) (found bool, err error) {
 }
 
 // Close ends the body. It reports like Write; a body that ends too early within its
-// coding is searched as far as it decodes, and one that does not even begin with its
-// coding is searched as it is. It may be called twice.
+// coding (zstd apart) is searched as far as it decodes, and one that does not even
+// begin with the mark of gzip, deflate or zstd is searched as it is. It may be called
+// twice.
 func (i *Inspector) Close() (found bool, err error) {
 	if i == nil {
 		return false, nil
@@ -261,7 +264,7 @@ func (i *inspector) judge() {
 	}
 }
 
-// verdict is how the decoding of a body ended.
+// verdict is how the decoding of a body ended, the worse the larger.
 type verdict uint8
 
 const (
@@ -281,8 +284,9 @@ var (
 // decoding runs as a coroutine that is resumed for each piece and stops when it
 // needs the next one.
 type way struct {
+	known   *known
 	codings []coding
-	scan    scanner
+	last    *layer // the one that hands over the text
 	found   bool
 	verdict verdict
 
@@ -296,14 +300,12 @@ type way struct {
 	written int64 // bytes of the body, the piece included
 	taken   int64 // bytes of the body that were read
 	decoded int64 // bytes that came out of all layers
-	emitted bool  // something came out of the last one
+	emitted bool  // something came out of one
 	clean   int64 // taken when all that was read had come out and was searched
 }
 
 func newWay(k *known, codings []coding) *way {
-	w := &way{codings: codings, always: DecodedBytes}
-	w.scan.reset(k)
-	return w
+	return &way{known: k, codings: codings, always: DecodedBytes}
 }
 
 // feed decodes what p adds.
@@ -344,7 +346,7 @@ func (w *way) safe(written int64) int64 {
 		return 0
 	case w.lazy():
 		return w.clean
-	case w.scan.idle():
+	case w.last != nil && w.last.scan.idle():
 		w.clean = written
 	}
 	return w.clean
@@ -387,79 +389,116 @@ func (w *way) more() error {
 	return nil
 }
 
-// run decodes the body and searches what comes out.
+// run decodes the body; the layers search what comes out of them.
 func (w *way) run() {
-	var r io.Reader = w
+	var r byteReader = w
+	layers := make([]*layer, len(w.codings))
 	for i, c := range w.codings {
 		if i > 0 {
-			r = bufio.NewReaderSize(r, 4<<10)
+			r = bufio.NewReaderSize(w.last, 4<<10)
 		}
-		d, closer := c.reader(r.(byteReader))
+		d, closer := c.reader(r)
 		if closer != nil {
 			defer closer()
 		}
-		r = &bounded{w: w, r: d}
+		w.last = &layer{w: w, r: d}
+		w.last.scan.reset(w.known)
+		layers[i] = w.last
 	}
 	// deflate hands over 32 KiB at most, which leaves room: a full buffer means that there is more.
 	buf := make([]byte, 32<<10+1)
-	for {
-		n, err := r.Read(buf)
-		w.emitted = w.emitted || n > 0
-		w.scan.scan(buf[:n])
-		if len(w.scan.spans) > 0 && n > 0 {
-			w.found = true
-			return
-		}
-		if n > 0 && n < len(buf) && w.scan.idle() && w.lazy() {
+	end := verdictClean
+	// Where a layer ends before those around it, what they still hold is searched, too.
+	for i := len(layers) - 1; i >= 0; {
+		n, err := layers[i].Read(buf)
+		if n > 0 && n < len(buf) && w.last.scan.idle() && w.lazy() {
 			w.clean = w.taken
 		}
-		if err != nil {
-			w.verdict = w.judge(err)
+		if w.found || errors.Is(err, errStopped) {
 			return
 		}
+		if err != nil {
+			end = max(end, w.judge(err))
+			if end == verdictTooLarge {
+				break
+			}
+			break
+		}
 	}
+	w.verdict = end
 }
 
 func (w *way) judge(err error) verdict {
+	is := func(targets ...error) bool {
+		return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
+	}
+	// What gzip and deflate decode to is complete in spite of an error.
+	deflated := !slices.Contains(w.codings, codingBrotli) && !slices.Contains(w.codings, codingZstd)
 	switch {
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, errStopped):
+	case is(io.EOF, brotliExcess()):
 		return verdictClean
-	case errors.Is(err, ErrTooLarge), errors.Is(err, zstd.ErrDecoderSizeExceeded), errors.Is(err, zstd.ErrWindowSizeExceeded):
+	case is(io.ErrUnexpectedEOF) && !slices.Contains(w.codings, codingZstd): // zstd keeps the last block back
+		return verdictClean
+	case is(ErrTooLarge, zstd.ErrDecoderSizeExceeded, zstd.ErrWindowSizeExceeded):
 		return verdictTooLarge
-	case errors.Is(err, ErrUndecodable):
+	case is(ErrUndecodable):
 		return verdictUndecodable
-	case !w.emitted:
+	case is(errForeign, zstd.ErrMagicMismatch):
+		if w.emitted {
+			return verdictClean // something else follows the encoded text
+		}
 		return verdictForeign
-	case errors.Is(err, errForeign), errors.Is(err, zstd.ErrMagicMismatch):
-		return verdictClean // something else follows the encoded text
+	case deflated && !w.emitted:
+		return verdictForeign
 	}
 	return verdictUndecodable
 }
+
+// brotliExcess is the error of the brotli decoder, which does not export it, when a
+// whole text was decoded and something seems to follow. Version 1.3.0 also returns it
+// at the end of sound bodies that came in small pieces.
+var brotliExcess = sync.OnceValue(func() error {
+	_, err := io.ReadAll(brotli.NewReader(strings.NewReader("\x06.")))
+	return err
+})
 
 type byteReader interface {
 	io.Reader
 	io.ByteReader
 }
 
-// bounded is a layer of decoding that counts.
-type bounded struct {
-	w *way
-	r io.Reader
+// layer undoes one coding. It counts what comes out, and searches it: a body may
+// have fewer codings than it says.
+type layer struct {
+	w    *way
+	r    io.Reader
+	scan scanner
 }
 
-func (b *bounded) Read(p []byte) (n int, err error) {
-	// A decoder that stumbles over hostile bytes ends its body, and not the process.
-	defer func() {
-		if v := recover(); v != nil {
-			n, err = 0, ErrUndecodable
+func (l *layer) Read(p []byte) (int, error) {
+	n, err := l.decode(p)
+	if n > 0 {
+		l.w.emitted = true
+		if l.scan.scan(p[:n]); len(l.scan.spans) > 0 {
+			l.w.found = true
+			return n, errStopped
 		}
-	}()
-	n, err = b.r.Read(p)
-	b.w.decoded += int64(n)
-	if b.w.decoded > b.w.always+DecodedRatio*b.w.written {
+	}
+	if l.w.decoded += int64(n); l.w.decoded > l.w.always+DecodedRatio*l.w.written {
 		return n, ErrTooLarge
 	}
 	return n, err
+}
+
+// decode reads from the decoder. One that stumbles over hostile bytes ends its body,
+// and not the process.
+func (l *layer) decode(p []byte) (n int, err error) {
+	defer func() {
+		if recover() != nil {
+			n, err = 0, ErrUndecodable
+		}
+	}()
+	return l.r.Read(p)
 }
 
 // reader returns a decoder, and what frees it or nil.

@@ -170,6 +170,13 @@ func TestInspectorEdges(t *testing.T) {
 		"not encoded, without":            {"gzip", clean, false, nil},
 		"not encoded, without, zstd":      {"zstd", clean, false, nil},
 		"not encoded, deflate":            {"deflate", []byte("{\"plain\":true}"), false, nil},
+		"not encoded, br":                 {"br", clean, false, leak.ErrUndecodable},
+		"ends too early, br":              {"br", encode("br", clean)[:20], false, nil},
+		"ends too early, zstd":            {"zstd", encode("zstd", clean)[:20], false, leak.ErrUndecodable},
+		"one coding less than it says":    {"gzip, br", encode("br", secret), true, nil},
+		"one coding less, without":        {"gzip, br", encode("br", clean), false, nil},
+		"one coding more than it says":    {"br", encode("br, gzip", secret), false, leak.ErrUndecodable},
+		"behind the inner end":            {"deflate, br", encode("br", append(encode("raw", clean), canary...)), true, nil},
 		"no body":                         {"br", nil, false, nil},
 		"no coding, with":                 {"", secret, true, nil},
 		"identity, with":                  {"identity", secret, true, nil},
@@ -187,11 +194,15 @@ func TestInspectorEdges(t *testing.T) {
 		"behind the end":                  {"gzip", slices.Concat(zip, []byte(canary)), true, nil},
 		"something behind the end":        {"gzip", slices.Concat(zip, []byte("\r\n\r\n--------")), false, nil},
 		"something behind the last frame": {"zstd", slices.Concat(encode("zstd", clean), []byte("\r\n\r\n--------")), false, nil},
+		"something behind brotli":         {"br", slices.Concat(encode("br", clean), []byte("\r\n\r\n--------")), false, nil},
+		"breaks its rules, raw":           {"deflate", broken("raw"), false, leak.ErrUndecodable},
+		"breaks its rules, zstd":          {"zstd", broken("zstd"), false, leak.ErrUndecodable},
+		"breaks its rules, brotli":        {"br", broken("br"), false, leak.ErrUndecodable},
 		"ends too early, with":            {"gzip", encode("gzip", secret)[:len(encode("gzip", secret))-9], true, nil},
 		"ends too early, without":         {"gzip", zip[:len(zip)-9], false, nil},
 		"only the head":                   {"gzip", zip[:5], false, nil},
-		"breaks its rules":                {"gzip", slices.Concat(encode("gzip", clean)[:10], broken()), false, leak.ErrUndecodable},
-		"breaks its rules, deflate":       {"deflate", broken(), false, leak.ErrUndecodable},
+		"breaks its rules":                {"gzip", broken("gzip"), false, leak.ErrUndecodable},
+		"breaks its rules, deflate":       {"deflate", broken("deflate"), false, leak.ErrUndecodable},
 		"an unknown coding, with":         {"x-rot13", secret, true, nil},
 		"an unknown coding, without":      {"x-rot13", clean, false, nil},
 		"gzip around an unknown, with":    {"x-rot13, gzip", encode("gzip", secret), true, nil},
@@ -212,16 +223,14 @@ func TestInspectorEdges(t *testing.T) {
 	}
 }
 
-// broken is a deflated text whose second block has the reserved type.
-func broken() []byte {
+// broken is a text in a coding, followed by what cannot follow it there: a block of the reserved type, padding that is not
+// zero.
+func broken(coding string) []byte {
 	var b bytes.Buffer
-	f, err := flate.NewWriter(&b, flate.DefaultCompression)
-	if err != nil {
-		panic(err)
-	}
-	f.Write([]byte("nothing to see here"))
-	f.Flush()
-	return append(b.Bytes(), 0x07, 0x00, 0x00)
+	e := encoder(coding, &b)
+	io.WriteString(e, "nothing to see here")
+	e.Flush()
+	return append(b.Bytes(), 0xff, 0xff, 0xff, 0xff)
 }
 
 // named is a gzip file with a name.
@@ -232,6 +241,24 @@ func named(name string) []byte {
 	z.Write([]byte("text"))
 	z.Close()
 	return b.Bytes()
+}
+
+// TestBrotliInPieces: a decoder that knows no better takes the end of some sound bodies for too much, if it comes in pieces.
+func TestBrotliInPieces(t *testing.T) {
+	g := leak.New([]byte(canary))
+	var wire bytes.Buffer
+	w := brotli.NewWriterLevel(&wire, 0)
+	w.Write(append(bytes.Repeat([]byte{0, 1, 0}, 70), 0))
+	w.Close()
+	for size := 1; size < wire.Len(); size++ {
+		for first := 1; first < 10; first++ {
+			step := first
+			found, err := inspect(t, g, "br", wire.Bytes(), func(int) (n int) { n, step = step, size; return n })
+			if found || err != nil {
+				t.Fatalf("%d bytes, then %d: found %v, %v", first, size, found, err)
+			}
+		}
+	}
 }
 
 func TestContentEncoding(t *testing.T) {
@@ -484,14 +511,15 @@ func TestInspectorIsLeftEarly(t *testing.T) {
 			if _, err := i.Write(wire[:n]); err != nil {
 				t.Fatal(err)
 			}
-			if found, err := i.Close(); found || err != nil {
-				t.Fatal(found, err)
+			found, err := i.Close()
+			if found || err != nil && !(errors.Is(err, leak.ErrUndecodable) && strings.Contains(list, "zstd")) {
+				t.Fatal(list, n, found, err)
 			}
-			if found, err := i.Close(); found || err != nil {
-				t.Fatal("again", found, err)
+			if found, again := i.Close(); found || !errors.Is(again, err) {
+				t.Fatal("again", found, again)
 			}
-			if found, err := i.Write(wire[n:]); found || err != nil {
-				t.Fatal("after Close", found, err)
+			if found, again := i.Write(wire[n:]); found || !errors.Is(again, err) {
+				t.Fatal("after Close", found, again)
 			}
 		}
 	}

@@ -84,7 +84,6 @@ type loader struct {
 	Load
 	tls  *tls.Config
 	head []byte // the request up to the counter
-	tail []byte
 
 	seq      atomic.Int64
 	deadline atomic.Int64 // unix ns

@@ -87,7 +87,7 @@ type plainProxy struct {
 
 func (p *plainProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodConnect {
-		c, _, err := w.(http.Hijacker).Hijack() //nolint:forcetypeassert // HTTP/1.1 only
+		c, _, err := w.(http.Hijacker).Hijack() // HTTP/1.1 only
 		if err != nil {
 			return
 		}
@@ -118,7 +118,7 @@ func (p *plainProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Del("Connection")
 	w.WriteHeader(resp.StatusCode)
-	buf := buffers.Get().(*[]byte) //nolint:forcetypeassert // its New makes no other
+	buf := buffers.Get().(*[]byte) // its New makes no other
 	defer buffers.Put(buf)
 	// Behind a plain Writer, or io.CopyBuffer would use the ResponseWriter's ReadFrom
 	// and leave the pooled buffer unused.

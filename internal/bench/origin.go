@@ -168,7 +168,7 @@ func (o *Origin) read(r *bufio.Reader) (size int, authorized, last bool, err err
 // to nothing, as a real answer would not.
 func (o *Origin) answer(size int) []byte {
 	if a, ok := o.answers.Load(size); ok {
-		return a.([]byte) //nolint:forcetypeassert // only this function stores
+		return a.([]byte) // only this function stores
 	}
 	rnd := rand.New(rand.NewPCG(1, uint64(size)))
 	raw := make([]byte, size)

@@ -93,7 +93,7 @@ func mib(b float64) string     { return number(b / (1 << 20)) }
 
 // scenarioTable compares the systems of one scenario.
 func (r *Report) scenarioTable(name string) *table {
-	t := &table{title: name, head: []string{"system", "× base", "min–max", "p50 ms", "p99 ms", "CPU ms/1000", "CPU × base", "peak MiB", "commits/req", "appends/commit", "new upstream conn/req", "errors"}}
+	t := &table{title: name, head: []string{"system", "× base", "min–max", "p50 ms", "p99 ms", "CPU ms/1000", "CPU × base", "peak MiB", "commits/req", "appends/commit", "syncs/req", "new upstream conn/req", "errors"}}
 	for i := range r.Results {
 		res := &r.Results[i]
 		if res.Name != name {
@@ -115,13 +115,14 @@ func (r *Report) scenarioTable(name string) *table {
 			errs += res.Rounds[k].Errors
 		}
 		journal := func(f func(*Sample) float64) string {
-			if !strings.HasPrefix(res.System, "waybill") {
-				return "–"
+			v := med(f)
+			if !strings.HasPrefix(res.System, "waybill") || v == 0 {
+				return "–" // it has no such metric
 			}
-			return number(med(f))
+			return number(v)
 		}
 		t.add(res.System, number(Median(ratios)), spread, millis(med(p50)), millis(med(p99)), number(med(cpu)/1e3), number(r.Ratio(name, res.System, Base, cpu)),
-			mib(med(peak)), journal(commits), journal(appends), number(med(connections)), fmt.Sprint(errs))
+			mib(med(peak)), journal(commits), journal(appends), journal(syncsMetric), number(med(connections)), fmt.Sprint(errs))
 	}
 	return t
 }

@@ -114,7 +114,7 @@ func measure(ctx context.Context, args []string) error {
 	if *markdown != "" {
 		var b bytes.Buffer
 		r.Markdown(&b)
-		if err := os.WriteFile(*markdown, b.Bytes(), 0o644); err != nil { //nolint:gosec // a page of the documentation
+		if err := os.WriteFile(*markdown, b.Bytes(), 0o644); err != nil { // a page of the documentation
 			return err
 		}
 	}
