@@ -97,6 +97,7 @@ func (r *Record) Evidence() outcome.Evidence {
 	if p := a.Response; p != nil {
 		n := p.Bytes
 		ev.ResponseHeadersReceived, ev.ReceivedStatus, ev.ReceivedBytes, ev.ExpectedBytes = true, p.Status, &n, p.ExpectedBytes
+		ev.Redacted = p.Redacted
 		ev.Framing, ev.ResponseDigest, ev.Hop, ev.ReceivedProxyStatus = p.Framing, p.Digest, p.Hop, p.ProxyStatus
 	}
 	ev.ResponseComplete = a.Complete
@@ -116,7 +117,7 @@ func (r *Record) Envelope() outcome.Envelope {
 
 // shape collects what shapes an answer's form but not its facts (L5, L7).
 func (a *action) shape(rec *Record, f outcome.Facts) outcome.Shape {
-	s := outcome.Shape{Method: a.s.Method, InsideTunnel: a.s.Authorities.Connect != ""}
+	s := outcome.Shape{Method: a.s.Method, InsideTunnel: a.s.Authorities.Connect != "", Dialect: a.dialect()}
 	if a.out != nil && a.route != nil && f.Phase != outcome.Validation && f.Phase != outcome.CredentialInjection {
 		s.NextHop = a.out.Target.Authority()
 	}
@@ -132,6 +133,14 @@ func (a *action) shape(rec *Record, f outcome.Facts) outcome.Shape {
 		s.RCode, s.AlertID, s.AlertName = e.RCode, e.AlertID, e.AlertName
 	}
 	return s
+}
+
+// dialect is that of the action's route, the default while there is none (L9).
+func (a *action) dialect() outcome.Dialect {
+	if a.route == nil {
+		return outcome.DialectDefault
+	}
+	return a.route.Dialect
 }
 
 // answer makes Waybill's own answer from a record (CONTRACT L1, L5, G11).

@@ -234,9 +234,11 @@ type Response struct {
 	Bytes         int64  `json:"bytes,omitempty"`
 	ExpectedBytes *int64 `json:"expected_bytes,omitempty"`
 	Framing       string `json:"framing,omitempty"`
-	Digest        string `json:"digest,omitempty"`
-	Hop           string `json:"hop,omitempty"`
-	ProxyStatus   string `json:"proxy_status,omitempty"`
+	Digest        string `json:"digest,omitempty"` // of the body as it came
+	// Redacted is the number of places at which a secret was masked (C5).
+	Redacted    int    `json:"redacted,omitempty"`
+	Hop         string `json:"hop,omitempty"`
+	ProxyStatus string `json:"proxy_status,omitempty"`
 }
 
 // Result is the manifest of a stored result (CONTRACT H1, H4). Header holds the

@@ -378,6 +378,7 @@ func testRoutes() []routes.Route {
 		{Name: "tiny", Match: routes.Match{Hosts: []string{"tiny.example.test"}}, Limits: routes.Limits{Request: 8}},
 		{Name: "small", Match: routes.Match{Hosts: []string{"small.example.test"}}, Delivery: routes.DeliveryBuffered, Limits: routes.Limits{Buffer: 1024, Request: 4 << 20, Response: 8 << 20}},
 		{Name: "llm", Match: routes.Match{Hosts: []string{"llm.example.test"}}, Inject: inject, Limits: routes.Limits{Buffer: 1024}},
+		{Name: "block", Match: routes.Match{Hosts: []string{"block.example.test"}}, Inject: inject, Leak: routes.LeakBlock},
 		{Name: "hop", Match: routes.Match{Hosts: []string{"hop.example.test"}, Paths: []string{"/v1/**"}}, Inject: inject, Redirects: routes.RedirectsSameOrigin},
 		{Name: "store", Match: routes.Match{Hosts: []string{"store.example.test"}}, Inject: inject, RedirectFrom: []string{"https://pay.example.test"}},
 		{Name: "marked", Match: routes.Match{Hosts: []string{"marked.example.test"}}, Contract: routes.Contract{EndMarker: "[DONE]"}},

@@ -82,7 +82,7 @@ func relativeTo(ref, base string) (path, query string, hasQuery bool) {
 // an attempt of its own, recorded together with the end of the one before it (R1, R2,
 // F1). It returns nil when the redirect is to be relayed after all, since nothing of
 // the new attempt was handed over; an error when its record is indeterminate.
-func (a *action) again(ctx context.Context, next *Outgoing, end *Ending) (Conn, error) {
+func (a *action) again(ctx context.Context, next *Outgoing, end *Ending, sink *resultSink) (Conn, error) {
 	tctx, cancel := context.WithTimeout(ctx, a.route.Limits.Connect)
 	conn, err := a.p.cfg.Transport.Connect(tctx, &Order{Target: next.Target, Upstream: &a.route.Upstream, Identity: a.identity, MaxRest: restRepeatable})
 	cancel()
@@ -92,7 +92,7 @@ func (a *action) again(ctx context.Context, next *Outgoing, end *Ending) (Conn, 
 		return nil, nil //nolint:nilnil // no connection and no error: relayed
 	}
 	before, events := a.out, a.events
-	a.evidence(end)
+	a.evidence(end, sink)
 	a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: &Ended{Facts: outcome.Success(), Source: outcome.RemoteResponse, Followed: true}})
 	info := conn.Info()
 	info.Unresolved = a.advice

@@ -96,6 +96,9 @@ func (r *Record) GuardsRepeats() bool {
 		return false
 	}
 	f := r.resolved()
+	if a := r.Deciding(); f.Code == outcome.CodeResultContainsSecret && a != nil && a.Response != nil && a.Response.Status >= 500 {
+		return true
+	}
 	return f.Outcome == outcome.Unknown || f.Code == outcome.CodeRemoteError || f.Code == outcome.CodeResultStoreFailed
 }
 

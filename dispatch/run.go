@@ -30,7 +30,7 @@ func bodyOf(s *spool) func() (io.Reader, error) {
 // caller: it ends under the route's own limit (CONTRACT F5).
 func (a *action) run(conn Conn) {
 	defer a.close()
-	sink := &resultSink{a: a, hash: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory), length: -1}
+	sink := &resultSink{a: a, hash: sha256.New(), wire: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory), length: -1, screen: newScreen(a.secrets, a.route.Leak)}
 	reply := a.attempt(conn, sink)
 	a.stage(metrics.StageCommit)
 	killpoint.At("dispatch-committed")
@@ -86,6 +86,7 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 			conn.Release()
 		}
 		_ = sink.drain()
+		sink.screen.end(false)
 		a.events = nil
 		f := unresolvedFacts(outcome.Reconcile)
 		f.Code = outcome.CodeInternal
@@ -104,7 +105,7 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 		if next == nil {
 			break
 		}
-		c, err := a.again(ctx, next, end)
+		c, err := a.again(ctx, next, end, sink)
 		if err != nil {
 			a.p.cfg.Logger.Error("dispatch record is indeterminate", "action", a.id.String(), "err", err)
 			a.events = nil
@@ -128,8 +129,9 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 // (CONTRACT H1: finish, append, store, deliver).
 func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 	reason := sink.applyMarker(end)
-	stored := sink.drain()
-	a.evidence(end)
+	ended := sink.settle(end)
+	stored := errors.Join(ended, sink.drain())
+	a.evidence(end, sink)
 	var facts outcome.Facts
 	switch {
 	case end.SinkErr != nil:
@@ -145,10 +147,15 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 	}
 	_, timed := retryAfter(end.Header, a.now())
 	facts = statusFacts(end.Status, &a.route.Contract, a.repeatable, timed, a.advice)
-	result, err := sink.finish(end)
-	if err != nil {
-		return a.storeFailed(end, err)
+	if blocked := sink.screen.reason; blocked != "" {
+		// The outcome is kept, the result is not (C5).
+		facts.Phase, facts.Retry, facts.Code = outcome.ResultDelivery, outcome.Never, outcome.CodeResultContainsSecret
+		ended := a.ended(facts, end, outcome.RemoteResponse)
+		ended.Reason = blocked
+		a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: ended})
+		return a.commitUnresolved(facts)
 	}
+	result := sink.finish(end)
 	result.ExpiresAt = a.now().Add(a.route.Limits.Retention)
 	if to := relayedRedirect(end.Status, end.Header["Location"], a.out.Target); to != "" {
 		result.RedirectTo, result.RedirectFrom = to, a.out.Target.Origin()
@@ -172,7 +179,7 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 }
 
 // evidence adds the markers of the exchange as far as it came (F3).
-func (a *action) evidence(end *Ending) {
+func (a *action) evidence(end *Ending, sink *resultSink) {
 	sent := end.Sent
 	a.add(Event{Type: RequestSent, Attempt: a.tries, Sent: &sent})
 	if end.Status == 0 {
@@ -182,6 +189,7 @@ func (a *action) evidence(end *Ending) {
 	a.add(Event{Type: ResponseStarted, Attempt: a.tries, Response: r})
 	if end.Complete {
 		whole := *r
+		whole.Digest, whole.Redacted = digestText(sink.wire), sink.screen.masked
 		a.add(Event{Type: ResponseComplete, Attempt: a.tries, Response: &whole})
 	}
 }
@@ -371,12 +379,15 @@ func (a *action) handedOver(hasResult bool) func(error) {
 // resultSink takes the answer in: in memory up to a limit, then chunk by chunk into
 // the journal, so that memory stays bounded (CONTRACT H1, H4).
 type resultSink struct {
-	a      *action
-	hash   hash.Hash
-	memory int64
-	status int
-	header http.Header
-	length int64 // declared, -1: none
+	a       *action
+	screen  *screen
+	hash    hash.Hash // of what is stored
+	wire    hash.Hash // of what came
+	memory  int64
+	status  int
+	header  http.Header
+	trailer http.Header
+	length  int64 // declared, -1: none
 
 	buf    bytes.Buffer
 	stored int // chunks in the journal
@@ -399,13 +410,21 @@ func (s *resultSink) Informational(status int, h http.Header) {
 		return
 	}
 	select {
-	case s.a.interims <- interim{status, relayedHeader(h)}:
+	case s.a.interims <- interim{status, s.masked(h)}:
 	default: // the caller does not keep up; nothing depends on a 1xx
 	}
 }
 
+// masked returns the end-to-end fields of a 1xx answer, without secrets.
+func (s *resultSink) masked(h http.Header) http.Header {
+	out := relayedHeader(h)
+	s.screen.header(out)
+	return out
+}
+
 func (s *resultSink) Head(status int, h http.Header, length int64) error {
 	s.status, s.header, s.length = status, relayedHeader(h), length
+	s.screen.begin(s.header)
 	if s.streams() {
 		s.begin()
 		return nil
@@ -417,6 +436,24 @@ func (s *resultSink) Head(status int, h http.Header, length int64) error {
 }
 
 func (s *resultSink) Body(p []byte) error {
+	s.wire.Write(p)
+	return s.take(s.screen.body(p))
+}
+
+// settle takes what the screen held back, and the trailer of a complete answer.
+func (s *resultSink) settle(end *Ending) error {
+	if end.Complete {
+		s.trailer = relayedTrailer(end.Trailer)
+		s.screen.header(s.trailer)
+	}
+	return s.take(s.screen.end(end.Complete))
+}
+
+// take stores or queues bytes that may be seen.
+func (s *resultSink) take(p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
 	s.hash.Write(p)
 	s.total += int64(len(p))
 	s.keepTail(p)
@@ -445,7 +482,10 @@ func (s *resultSink) Body(p []byte) error {
 // restart empties the sink for the answer of a further attempt.
 func (s *resultSink) restart() {
 	s.hash.Reset()
+	s.wire.Reset()
 	s.buf.Reset()
+	s.screen.end(false)
+	s.screen = newScreen(s.a.secrets, s.a.route.Leak)
 	s.status, s.header, s.length, s.stored, s.total, s.tail = 0, nil, -1, 0, 0, nil
 }
 
@@ -453,7 +493,8 @@ func (s *resultSink) restart() {
 // crash leaves a record of the answer's head (JR-07).
 func (s *resultSink) store(data []byte) error {
 	a := s.a
-	b := Batch{Action: a.id, Chunks: []Chunk{{Attempt: a.tries, Index: s.stored, Data: data}}, Relaxed: a.accepted.Relaxed}
+	// Waited for on relaxed routes too: it is read back from the journal.
+	b := Batch{Action: a.id, Chunks: []Chunk{{Attempt: a.tries, Index: s.stored, Data: data}}}
 	if s.stored == 0 {
 		b.Events = []Event{{Type: ResponseStarted, Attempt: a.tries, At: a.now(), Response: &Response{Status: s.status}}}
 	}
@@ -483,15 +524,8 @@ func (s *resultSink) pending() []Chunk {
 	return out
 }
 
-func (s *resultSink) finish(end *Ending) (*Result, error) {
-	r := &Result{Status: end.Status, Header: s.header, Trailer: relayedTrailer(end.Trailer), Bytes: s.total,
-		Chunks: s.stored + len(s.pending()), Digest: digestText(s.hash)}
-	for i := range s.a.events {
-		if s.a.events[i].Type == ResponseComplete {
-			s.a.events[i].Response.Digest = r.Digest
-		}
-	}
-	return r, nil
+func (s *resultSink) finish(end *Ending) *Result {
+	return &Result{Status: end.Status, Header: s.header, Trailer: s.trailer, Bytes: s.total, Chunks: s.stored + len(s.pending()), Digest: digestText(s.hash)}
 }
 
 // bytesBody is a whole answer in memory.

@@ -3,7 +3,6 @@ package dispatch
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -285,25 +284,13 @@ func (s *resultSink) endStream(reply *Reply) {
 	s.st.finish(errStreamBroken, reply.Envelope.Facts(), s.lastEvent(reply.Envelope))
 }
 
-// lastEvent tells a reader of events what happened, in the stream's own form. When
-// the origin broke off inside an event, that event becomes this one: it is never
-// dispatched under its own type (WHATWG HTML §9.2.6).
+// lastEvent tells a reader of events what happened, in the form of the route's
+// dialect. In an encoded stream there is no place for it.
 func (s *resultSink) lastEvent(env *outcome.Envelope) []byte {
 	if !eventStream(s.header) || s.header.Get("Content-Encoding") != "" {
 		return nil
 	}
-	data, err := json.Marshal(env)
-	if err != nil {
-		return nil
-	}
-	var b bytes.Buffer
-	if len(s.tail) > 0 && s.tail[len(s.tail)-1] != '\n' {
-		b.WriteByte('\n')
-	}
-	b.WriteString("event: error\ndata: ")
-	b.Write(data)
-	b.WriteString("\n\n")
-	return b.Bytes()
+	return env.LastEvent(outcome.Shape{Dialect: s.a.dialect()}, s.tail)
 }
 
 // streamHandedOver records that a streamed result did not reach its caller (H2). While

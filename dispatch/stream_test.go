@@ -181,7 +181,7 @@ func TestDeclaredLengthWaits(t *testing.T) {
 		f := newFeed("Content-Type", sse, "Content-Length", "8")
 		f.length = 8
 		b.tr.play = f.play
-		r := b.Do(context.Background(), post("llm.example.test", "/v1/m", "{}"))
+		r := b.Do(context.Background(), post("limited.example.test", "/v1/m", "{}"))
 		if r.ContentLength != 8 {
 			t.Errorf("length %d", r.ContentLength)
 		}

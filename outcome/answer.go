@@ -102,7 +102,7 @@ func (e *Envelope) Answer(s Shape) Answer {
 	h.Set("Content-Type", "application/json")
 	if inDialect(f, s, a.Status) {
 		w := wayOf(f, s)
-		a.Status, wait = s.Dialect.status(w, a.Status, s.Method == http.MethodHead), w == waits
+		a.Status, wait = s.Dialect.status(w, a.Status, s.Method == http.MethodHead), w == wayWaits
 		if b := s.Dialect.form(h, env.said(f, s, a.Status)); b != nil {
 			body = b
 		}

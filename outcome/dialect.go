@@ -48,7 +48,9 @@ var dialectNames = [...]string{
 }
 
 // Dialects returns every dialect, the default first.
-func Dialects() []Dialect { return append([]Dialect{DialectDefault}, values[Dialect](len(dialectNames))...) }
+func Dialects() []Dialect {
+	return append([]Dialect{DialectDefault}, values[Dialect](len(dialectNames))...)
+}
 
 // Valid reports whether the dialect is one of Dialects.
 func (d Dialect) Valid() bool { return int(d) < len(dialectNames) }
@@ -85,9 +87,9 @@ func (d *Dialect) UnmarshalText(text []byte) error {
 type way uint8
 
 const (
-	settled    way = iota // nothing to repeat
-	waits                 // wait and repeat
-	reconciles            // reconcile first
+	waySettled    way = iota // nothing to repeat
+	wayWaits                 // wait and repeat
+	wayReconciles            // reconcile first
 )
 
 // wayOf finds the way by the advice alone. In a dialect there is one status for each
@@ -95,22 +97,22 @@ const (
 // repeat.
 func wayOf(f Facts, s Shape) way {
 	if f.Code == CodeRetryRefused || f.Code == CodeActionNotFound {
-		return settled // this request, whatever the action's advice is
+		return waySettled // this request, whatever the action's advice is
 	}
 	switch f.Retry {
 	case Never, AfterCorrection, FetchResult:
-		return settled
+		return waySettled
 	case Backoff:
-		return waits
+		return wayWaits
 	case SameIdempotencyKey:
 		if s.CallerSentKey {
-			return waits
+			return wayWaits
 		}
-		return reconciles
+		return wayReconciles
 	case Reconcile, RetryInvalid:
-		return reconciles
+		return wayReconciles
 	default:
-		return reconciles
+		return wayReconciles
 	}
 }
 
@@ -154,17 +156,17 @@ var families = [...]family{
 func (d Dialect) status(w way, usual int, head bool) int {
 	fam := families[d]
 	switch w {
-	case waits:
+	case wayWaits:
 		if control.Off("O4-wait-status-of-the-family") {
 			return usual
 		}
 		return fam.wait
-	case settled, reconciles:
+	case waySettled, wayReconciles:
 	}
 	switch {
 	case fam.always200 && !head && !control.Off("L9-slack-needs-200"):
 		return http.StatusOK
-	case w == reconciles:
+	case w == wayReconciles:
 		return fam.reconcile
 	case fam.settledOnly != nil && slices.Contains(fam.settledOnly, usual):
 		return usual
@@ -283,11 +285,11 @@ func encodeJSON(v any) ([]byte, error) {
 // pick chooses by the way.
 func pick[T any](w way, settledIs, waitIs, reconcileIs T) T {
 	switch w {
-	case waits:
+	case wayWaits:
 		return waitIs
-	case reconciles:
+	case wayReconciles:
 		return reconcileIs
-	case settled:
+	case waySettled:
 		return settledIs
 	default:
 		return settledIs
@@ -364,7 +366,7 @@ func (d Dialect) object(v said) any {
 			Metadata metadata `json:"response_metadata"`
 		}{false, pick(v.way, v.code, "ratelimited", v.code), v.message, metadata{[]string{"[ERROR] " + v.message}}}
 	case DialectDiscord:
-		if v.way == waits {
+		if v.way == wayWaits {
 			return struct {
 				Message    string `json:"message"`
 				RetryAfter int64  `json:"retry_after"`
@@ -464,7 +466,7 @@ func googleObject(v said) any {
 		status = "NOT_FOUND"
 	}
 	e := inner{Code: v.status, Message: v.message, Status: status, Details: []detail{{Type: "type.googleapis.com/google.rpc.ErrorInfo", Reason: v.code, Domain: proxyName}}}
-	if v.way == waits {
+	if v.way == wayWaits {
 		e.Details = append(e.Details, detail{Type: "type.googleapis.com/google.rpc.RetryInfo", Delay: retryAfterText(v.seconds) + "s"})
 	}
 	return struct {
@@ -479,7 +481,7 @@ func kubernetesObject(v said) any {
 		RetryAfterSeconds int64 `json:"retryAfterSeconds"`
 	}
 	var wait *details
-	if v.way == waits {
+	if v.way == wayWaits {
 		wait = &details{v.seconds}
 	}
 	return struct {

@@ -187,6 +187,7 @@ type Evidence struct {
 	ExpectedBytes  *int64 `json:"expected_bytes,omitempty"`
 	Framing        string `json:"framing,omitempty"` // how the body was delimited and ended
 	ResponseDigest string `json:"response_digest,omitempty"`
+	Redacted       int    `json:"redacted,omitempty"`       // places at which a secret was masked (C5)
 	ProtocolProof  string `json:"protocol_proof,omitempty"` // the frame or alert of G8
 
 	Hop                 string `json:"hop,omitempty"`                   // who answered, where not the origin (G10)

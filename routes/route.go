@@ -33,11 +33,14 @@ type Route struct {
 	Strip     []string
 	Callers   []string // names; empty: any (V4)
 	Redirects Redirects
+	Leak      Leak
 	// RedirectFrom are origins ("https://api.example.com") whose relayed redirects may
 	// be followed to this route with its credential (CONTRACT R3).
 	RedirectFrom []string
-	Upstream     Upstream
-	Limits       Limits
+	// Dialect is the form of Waybill's own answers on this route (CONTRACT L9).
+	Dialect  outcome.Dialect `json:",omitzero"`
+	Upstream Upstream
+	Limits   Limits
 }
 
 // Match selects requests. All conditions must hold.
@@ -93,6 +96,16 @@ type Redirects uint8
 const (
 	RedirectsRelay Redirects = iota
 	RedirectsSameOrigin
+)
+
+// Leak says what becomes of an answer that holds the injected secret (CONTRACT C5).
+// Zero is LeakRedact.
+type Leak uint8
+
+// The ways with leaks. What cannot be masked in place is blocked either way.
+const (
+	LeakRedact Leak = iota
+	LeakBlock
 )
 
 // Durability says whether the dispatch record is waited for (CONTRACT F1). Zero is Strict.

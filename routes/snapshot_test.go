@@ -327,7 +327,8 @@ func fullRoute() Route {
 		Inject:   []Injection{{"Authorization", "Bearer ${secret}", "c"}},
 		Contract: Contract{Repeatable: &rep, RefusedBeforeExecution: []int{429}, KeyInUse: []int{409}, CloseDelimited: true, EndMarker: "[DONE]"},
 		Delivery: DeliveryBuffered, Durability: Relaxed, RejectManaged: true, PassAuthorization: true,
-		Callers: []string{"ci"}, RedirectFrom: []string{"https://api.example.com"}, Redirects: RedirectsSameOrigin, Strip: []string{"Cookie"},
+		Callers: []string{"ci"}, RedirectFrom: []string{"https://api.example.com"}, Redirects: RedirectsSameOrigin, Leak: LeakBlock, Strip: []string{"Cookie"},
+		Dialect: outcome.DialectSlack,
 		Upstream: Upstream{
 			AllowPlaintext: true, RootsPEM: []byte("pem"), RootsOnly: true, Pins: []string{"sha256:00"},
 			Resolve: map[string]string{"a.test": "10.0.0.7"}, AllowPrivate: true,
@@ -512,6 +513,7 @@ func TestNewSnapshotRefuses(t *testing.T) {
 		"resolve address":              {change(func(r *Route) { r.Upstream.Resolve = map[string]string{"a.test": "b.test"} })},
 		"negative limit":               {change(func(r *Route) { r.Limits.Timeout = -time.Second })},
 		"unknown delivery":             {change(func(r *Route) { r.Delivery = 9 })},
+		"unknown dialect":              {change(func(r *Route) { r.Dialect = 99 })},
 		"empty caller":                 {change(func(r *Route) { r.Callers = []string{""} })},
 	} {
 		if s, err := NewSnapshot(rs, Deny, nil); !errors.Is(err, ErrBadRoute) || s != nil {

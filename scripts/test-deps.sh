@@ -32,7 +32,22 @@ if ! echo '#include <stdlib.h>' | "${CC:-gcc}" -E -o /dev/null - >/dev/null 2>&1
   missing+=(libc6-dev)
 fi
 
-[ ${#missing[@]} -gt 0 ] || exit 0
+# The MCP inspector's command line comes from npm, with some 150 MB of its own: only the long tests run it.
+inspector_version=0.15.0
+inspector() {
+  [ -n "${WAYBILL_TEST_LONG:-}" ] || return 0
+  local cache=${XDG_CACHE_HOME:-$HOME/.cache}
+  if [ "$(uname)" = Darwin ]; then cache=$HOME/Library/Caches; fi
+  local dir=$cache/waybill-testkit/mcp-inspector
+  if grep -q "\"version\": \"$inspector_version\"" "$dir/node_modules/@modelcontextprotocol/inspector/package.json" 2>/dev/null; then return 0; fi
+  mkdir -p "$dir"
+  npm install --prefix "$dir" --ignore-scripts --no-audit --no-fund --loglevel=error "@modelcontextprotocol/inspector@$inspector_version" >&2
+}
+if [ -n "${WAYBILL_TEST_LONG:-}" ]; then
+  need npm npm               # installs the MCP inspector
+fi
+
+[ ${#missing[@]} -gt 0 ] || { inspector; exit 0; }
 
 echo "The tests need: ${programs[*]}" >&2
 if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" -ne 0 ]; then
@@ -48,3 +63,4 @@ if ! { apt-get -o Acquire::Retries=3 -q update && apt-get -o Acquire::Retries=3 
   exit 1
 fi
 echo "Installed: ${missing[*]}" >&2
+inspector

@@ -116,15 +116,19 @@ func (a *app) mcp(ctx context.Context, flags *mcpFlags) (err error) {
 		<-served
 		return err
 	}
-	if err != nil && ctx.Err() == nil && !errors.Is(err, io.EOF) && !brokenPipe(err) {
-		return fail(exitFailure, "mcp: %w", err)
+	if err == nil || ctx.Err() != nil || brokenPipe(err) {
+		return nil
 	}
-	return nil
+	var coded *codedError
+	if errors.As(err, &coded) {
+		return err
+	}
+	return fail(exitFailure, "mcp: %w", err)
 }
 
 // brokenPipe reports whether the host is gone: the ordinary end of a server on a pipe.
 func brokenPipe(err error) bool {
-	return errors.Is(err, syscall.EPIPE) || errors.Is(err, mcp.ErrConnectionClosed) || errors.Is(err, io.ErrClosedPipe)
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.Is(err, mcp.ErrConnectionClosed) || errors.Is(err, io.ErrClosedPipe)
 }
 
 // writeOnly keeps the SDK from closing standard output.

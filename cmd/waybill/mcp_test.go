@@ -26,10 +26,45 @@ import (
 
 	"waybill/client"
 	"waybill/configs"
+	"waybill/dispatch"
 	"waybill/internal/contract"
+	"waybill/internal/control"
 	"waybill/internal/testkit"
 	"waybill/outcome"
 )
+
+// newMCPBed is newRunBed whose commands are the binary as it is shipped: the test binary,
+// built with -race, starts slowly, and what these tests race against is in this process.
+func newMCPBed(t *testing.T) *runBed {
+	t.Helper()
+	build := testkit.BuildOptions{}
+	if control.Tags != "" {
+		build.Tags = []string{control.Tags}
+	}
+	t.Setenv("PATH", filepath.Dir(testkit.BinaryWith(t, build))+string(os.PathListSeparator)+os.Getenv("PATH"))
+	return newRunBed(t, "")
+}
+
+// ended waits until the action of a request id is on record and has ended.
+func (b *runBed) ended(requestID string) {
+	b.t.Helper()
+	testkit.Eventually(b.t, func() error {
+		c, err := dialAdmin(b.t.Context(), filepath.Join(b.dir, "data", "admin.sock"))
+		if err != nil {
+			return err
+		}
+		defer func() { _ = c.Close() }()
+		for v, err := range c.Actions(b.t.Context(), dispatch.Filter{RequestID: requestID}) {
+			if err != nil {
+				return err
+			}
+			if v.Ended {
+				return nil
+			}
+		}
+		return errors.New("no record, or not ended")
+	})
+}
 
 // mcpHost plays an MCP host: the SDK's client, the messages it was sent, and the
 // process behind it, if there is one.
@@ -87,7 +122,7 @@ func (b *runBed) stdio(args ...string) *mcpHost {
 	h.connect(&mcp.IOTransport{Reader: h.stdout, Writer: h.stdin})
 	b.t.Cleanup(func() {
 		_ = h.cmd.Process.Kill()
-		_ = h.cmd.Wait()
+		_ = h.cmd.Wait() // an error where the test has waited already
 		if strings.Contains(h.stderr.String(), runSecret) {
 			b.t.Error("standard error holds the secret")
 		}
@@ -210,7 +245,7 @@ func TestMCPTools(t *testing.T) {
 	contract.Covers(t, "L6", "O5", "L8", "C2")
 	for _, how := range []string{"in process", "stdio, joined", "stdio, alone"} {
 		t.Run(how, func(t *testing.T) {
-			b := newRunBed(t, "")
+			b := newMCPBed(t)
 			var h *mcpHost
 			switch how {
 			case "in process":
@@ -360,7 +395,7 @@ func (h *mcpHost) refusals(origin string) {
 // what the Go client raises and what MCP carries as error data is one envelope.
 func TestMCPFailureIsTheSameEnvelope(t *testing.T) {
 	contract.Covers(t, "L6")
-	b := newRunBed(t, "")
+	b := newMCPBed(t)
 	b.serve()
 	h := b.inProcess(time.Second)
 	got := h.call("http_request", map[string]any{"method": "POST", "url": "https://" + runHost + "/cut", "body": "x"})
@@ -391,7 +426,7 @@ func TestMCPFailureIsTheSameEnvelope(t *testing.T) {
 // TestMCPLongCalls: progress tells how to find the action again, and cancelling is no undo.
 func TestMCPLongCalls(t *testing.T) {
 	contract.Covers(t, "F5", "H2")
-	b := newRunBed(t, "")
+	b := newMCPBed(t)
 	b.serve()
 	h := b.inProcess(20 * time.Millisecond)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -481,7 +516,7 @@ func TestMCPPipeBreaks(t *testing.T) {
 					return []testkit.Step{testkit.Hold(answers), testkit.Reply(201, "made")}
 				},
 			})
-			b := newRunBed(t, "")
+			b := newMCPBed(t)
 			b.route(ca, up.Addr())
 			if c.joined {
 				b.serve()
@@ -505,28 +540,28 @@ func TestMCPPipeBreaks(t *testing.T) {
 				answers.Await(t)
 			default:
 				// The answer is on record; whether the host has read it is its own affair.
-				testkit.Eventually(t, func() error {
-					if all := b.actions("--request-id", "pipe-1"); len(all) == 1 && all[0].Ended {
-						return nil
-					}
-					return errors.New("not ended")
-				})
+				b.ended("pipe-1")
 			}
 			breaks[c.how](h)
-			if c.stage == "before dispatch" && c.outcome != "" {
-				testkit.Eventually(t, func() error {
-					if all := b.actions("--request-id", "pipe-1"); len(all) == 1 && all[0].Ended {
-						return nil
-					}
-					return errors.New("not ended")
-				})
+			ended := make(chan error, 1)
+			go func() { ended <- h.cmd.Wait() }()
+			wait := func() {
+				if err := <-ended; c.how == "closed" && err != nil {
+					t.Errorf("ended with %v\n%s", err, h.stderr)
+				}
+			}
+			// What stops the action is the leaving host, and no gate that opens too early.
+			switch {
+			case c.stage != "before dispatch":
+				answers.Open()
+				wait()
+			case c.joined:
+				b.ended("pipe-1")
+				wait()
+			default:
+				wait()
 			}
 			handshake.Open()
-			answers.Open()
-			err := h.cmd.Wait()
-			if c.how == "closed" && err != nil {
-				t.Errorf("ended with %v\n%s", err, h.stderr)
-			}
 
 			next := b.stdio()
 			var rec *called
@@ -578,7 +613,7 @@ routes:
 // TestMCPOverHTTP: loopback only, with the token only, and not from a web page.
 func TestMCPOverHTTP(t *testing.T) {
 	contract.Covers(t, "V5", "L6")
-	b := newRunBed(t, "")
+	b := newMCPBed(t)
 	b.serve()
 	if r := b.waybill("mcp", "--http", "0.0.0.0:0"); r.code != int(exitUsage) {
 		t.Errorf("%+v", r)
@@ -639,8 +674,11 @@ func TestMCPOverHTTP(t *testing.T) {
 	}
 
 	h := &mcpHost{t: t}
-	tr := &mcp.StreamableClientTransport{Endpoint: endpoint, HTTPClient: &http.Client{Transport: bearer{token, &http.Transport{Proxy: nil}}}}
-	h.connect(tr)
+	conns := &dropping{}
+	over := func(d *dropping) *mcp.StreamableClientTransport {
+		return &mcp.StreamableClientTransport{Endpoint: endpoint, HTTPClient: &http.Client{Transport: bearer{token, &http.Transport{Proxy: nil, DialContext: d.dial}}}}
+	}
+	h.connect(over(conns))
 	h.annotations()
 	got := h.call("http_request", map[string]any{"method": "POST", "url": "https://" + runHost + "/v1/x", "body": "x"})
 	if got.failed || *got.Body != "hello" {
@@ -650,9 +688,15 @@ func TestMCPOverHTTP(t *testing.T) {
 	if !cut.failed || cut.envelope.Facts().Retry != outcome.Reconcile {
 		t.Errorf("%s", cut.raw)
 	}
-	// A host that drops its connection has not undone anything.
+	// A host whose connections break has not undone anything: the call takes its stream
+	// up again, and another session finds the action.
+	resumed := make(chan *called, 1)
 	go func() {
-		_, _ = h.try(t.Context(), "http_request", map[string]any{"method": "POST", "url": "https://" + runHost + "/hold", "body": "x", "request_id": "http-1"})
+		res, err := h.try(t.Context(), "http_request", map[string]any{"method": "POST", "url": "https://" + runHost + "/hold", "body": "x", "request_id": "http-1"})
+		if err != nil {
+			t.Errorf("the stream was not taken up again: %v", err)
+		}
+		resumed <- res
 	}()
 	testkit.Eventually(t, func() error {
 		if slices.ContainsFunc(b.arrivals(), func(s string) bool { return strings.HasPrefix(s, "POST /hold") }) {
@@ -660,11 +704,13 @@ func TestMCPOverHTTP(t *testing.T) {
 		}
 		return errors.New("not arrived")
 	})
-	tr.HTTPClient.CloseIdleConnections()
-	_ = h.session.Close()
+	conns.drop()
 	close(b.hold)
+	if res := <-resumed; res != nil && (res.failed || *res.Body != "hello") {
+		t.Errorf("%s", res.raw)
+	}
 	second := &mcpHost{t: t}
-	second.connect(&mcp.StreamableClientTransport{Endpoint: endpoint, HTTPClient: &http.Client{Transport: bearer{token, &http.Transport{Proxy: nil}}}})
+	second.connect(over(&dropping{}))
 	testkit.Eventually(t, func() error {
 		rec := second.call("get_action", map[string]any{"request_id": "http-1"})
 		if rec.envelope.Facts().Outcome != outcome.Committed {
@@ -675,13 +721,41 @@ func TestMCPOverHTTP(t *testing.T) {
 		}
 		return nil
 	})
+	if n := len(b.arrivals()); n != 3 {
+		t.Errorf("%d arrivals", n)
+	}
 	_ = second.session.Close()
+	_ = h.session.Close()
 	p.Signal(t, syscall.SIGTERM)
 	if code := p.Wait(t, 20*time.Second); code != 0 {
 		t.Errorf("exit code %d\n%s", code, p.Stderr())
 	}
 	if strings.Contains(p.Stdout()+p.Stderr(), token) || strings.Contains(p.Stderr(), runSecret) {
 		t.Error("the token or the secret was printed")
+	}
+}
+
+// dropping dials, and breaks what it dialled.
+type dropping struct {
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func (d *dropping) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+	if err == nil {
+		d.mu.Lock()
+		d.conns = append(d.conns, c)
+		d.mu.Unlock()
+	}
+	return c, err
+}
+
+func (d *dropping) drop() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range d.conns {
+		_ = c.Close()
 	}
 }
 
@@ -702,7 +776,7 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 // TestMCPConfig: what "run --mcp-config" prints is what hosts start.
 func TestMCPConfig(t *testing.T) {
 	contract.Covers(t, "L6")
-	b := newRunBed(t, "")
+	b := newMCPBed(t)
 	r := b.waybill("run", "--mcp-config")
 	var doc struct {
 		Servers map[string]struct {
@@ -737,7 +811,7 @@ func TestMCPInspector(t *testing.T) {
 		return // a hundred megabytes of a program from npm
 	}
 	contract.Covers(t, "L6")
-	b := newRunBed(t, "")
+	b := newMCPBed(t)
 	b.serve()
 	cache, err := os.UserCacheDir()
 	if err != nil {

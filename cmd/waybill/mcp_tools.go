@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -183,6 +184,9 @@ const (
 	maxBodyBytes     = 8 << 20
 )
 
+// timeoutGrace is how much longer than the proxy this side waits.
+const timeoutGrace = 5 * time.Second
+
 // requestInput are the arguments of http_request.
 type requestInput struct {
 	Method         string            `json:"method"`
@@ -225,8 +229,10 @@ func (m *mcpTools) httpRequest(ctx context.Context, call *mcp.CallToolRequest, i
 		return nil, err
 	}
 	if in.TimeoutSeconds > 0 {
+		// The proxy ends the waiting, with an envelope; this side only makes sure of it.
+		req.Header.Set("Waybill-Timeout", strconv.Itoa(in.TimeoutSeconds))
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(in.TimeoutSeconds)*time.Second)
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(in.TimeoutSeconds)*time.Second+timeoutGrace)
 		defer cancel()
 		req = req.WithContext(ctx)
 	}
@@ -244,19 +250,17 @@ func (m *mcpTools) httpRequest(ctx context.Context, call *mcp.CallToolRequest, i
 func newRequestID() string { return "mcp_" + strings.ToLower(randomText()) }
 
 func (in *requestInput) request(ctx context.Context) (*http.Request, []client.CallOption, error) {
-	switch {
-	case in.Method == "":
+	if in.Method == "" {
 		in.Method = http.MethodGet
+	}
+	switch {
+	case in.URL == "":
+		return nil, nil, badArgument("url", "The URL is missing.")
 	case in.Body != "" && in.BodyBase64 != "":
 		return nil, nil, badArgument("body_base64", "Give body or body_base64, not both.")
-	}
-	if in.URL == "" {
-		return nil, nil, badArgument("url", "The URL is missing.")
-	}
-	if in.TimeoutSeconds < 0 || in.TimeoutSeconds > 86400 {
+	case in.TimeoutSeconds < 0 || in.TimeoutSeconds > 86400:
 		return nil, nil, badArgument("timeout_seconds", "Whole seconds from 1 to 86400.")
-	}
-	if in.MaxBodyBytes < 0 || in.MaxBodyBytes > maxBodyBytes {
+	case in.MaxBodyBytes < 0 || in.MaxBodyBytes > maxBodyBytes:
 		return nil, nil, badArgument("max_body_bytes", fmt.Sprintf("From 1 to %d.", maxBodyBytes))
 	}
 	body := []byte(in.Body)
@@ -385,6 +389,12 @@ func (m *mcpTools) answer(ctx context.Context, resp *client.Response, offset int
 		out.BodyBase64 = base64.StdEncoding.EncodeToString(part)
 	}
 	f := resp.Final()
+	if f.Outcome == outcome.Unknown && f.Code == outcome.CodeNone {
+		// A streamed answer without its trailer; the record has what it says (H9).
+		if rec, err := m.client.Action(ctx, resp.InvocationID); err == nil {
+			f = rec.Facts()
+		}
+	}
 	a := &toolAnswer{}
 	if resp.InvocationID != "" {
 		out.Phase, out.Outcome, out.Retry, out.Code = f.Phase.String(), f.Outcome.String(), f.Retry.String(), f.Code

@@ -412,7 +412,7 @@ func TestManySecrets(t *testing.T) {
 // TestRepetition: a secret that repeats itself, in a body that does, is found in time that grows with the body only.
 func TestRepetition(t *testing.T) {
 	g := leak.New(bytes.Repeat([]byte("a"), 40))
-	in := bytes.Repeat([]byte("a"), 64<<10)
+	in := bytes.Repeat([]byte("a"), 32<<10)
 	begin := time.Now()
 	s := g.Stream()
 	out := s.Flush(s.Write(nil, in))

@@ -422,7 +422,7 @@ func (w *way) run() {
 			if end == verdictTooLarge {
 				break
 			}
-			break
+			i--
 		}
 	}
 	w.verdict = end

@@ -15,14 +15,15 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"waybill/inject"
+	"waybill/outcome"
 	"waybill/routes"
 )
 
 var (
 	routeSchema = schema{
-		keys: []string{"name", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "redirects", "redirect_from", "callers", "upstream", "limits"},
+		keys: []string{"name", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "leak", "redirects", "redirect_from", "dialect", "callers", "upstream", "limits"},
 		unbuilt: map[string][]string{
-			"approval": {"none"}, "leak": nil, "dialect": {"default"}, "upgrade": {"refuse"},
+			"approval": {"none"}, "upgrade": {"refuse"},
 		},
 	}
 	matchSchema = schema{
@@ -135,6 +136,9 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) routes.R
 		return r.fieldName(s)
 	})
 	rt.Callers = r.routeCallers(o, callers)
+	if o.enum("leak", "redact", "block") == 1 {
+		rt.Leak = routes.LeakBlock
+	}
 	if o.enum("redirects", "relay", "same_origin") == 1 {
 		rt.Redirects = routes.RedirectsSameOrigin
 	}
@@ -148,6 +152,12 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) routes.R
 			return t.Origin(), "", ""
 		})
 	}
+	dialects := outcome.Dialects()
+	names := make([]string, len(dialects))
+	for i, d := range dialects {
+		names[i] = d.String()
+	}
+	rt.Dialect = dialects[o.enum("dialect", names...)]
 	if n, path, ok := o.get("upstream"); ok {
 		rt.Upstream = r.upstream(n, path, &rt)
 	}
