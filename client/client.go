@@ -118,8 +118,12 @@ func (r *Response) Final() outcome.Facts {
 }
 
 // Err returns the *Error that an answer amounts to for those to whom a complete 4xx or
-// 5xx is a failure; nil for a success, and where nothing is known.
+// 5xx is a failure; nil for a success, and where nothing is known. It is nil, too, for a
+// stored answer whose delivery had failed: here it is; its status says the rest.
 func (r *Response) Err() error {
+	if r.Facts.Code == outcome.CodeDeliveryFailed {
+		return nil
+	}
 	if e := ErrorOf(r.Response); e != nil {
 		e.RequestID = r.RequestID
 		return e
@@ -145,10 +149,9 @@ func (c *Client) Do(req *http.Request, opts ...CallOption) (*Response, error) {
 	return resp, nil
 }
 
-// RoundTrip implements http.RoundTripper. It is Do, but for requests that go through
-// an http.Client, whose errors wrap the *Error; options come with the context
-// (WithOptions). It repeats as Do does, which more than a RoundTripper's contract
-// allows for is what the proxy's advice is for.
+// RoundTrip implements http.RoundTripper. It is Do for requests that go through an
+// http.Client, whose errors wrap the *Error; options come with the context
+// (WithOptions). Like Do it repeats what the advice allows: Options.Repeats.
 func (c *Client) RoundTrip(req *http.Request) (*http.Response, error) {
 	cl, err := callOf(req, nil)
 	if err != nil {

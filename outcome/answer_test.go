@@ -2,6 +2,7 @@ package outcome_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -64,14 +65,14 @@ func checkAnswer(env outcome.Envelope, s outcome.Shape, a outcome.Answer) error 
 			return fmt.Errorf("an action that is not known has the outcome %q", got)
 		}
 	} else if back, err := outcome.ParseOutcome(got); err != nil || back != f {
-		return fmt.Errorf("Waybill-Outcome %q: %+v, %v", got, back, err)
+		return errors.Join(fmt.Errorf("Waybill-Outcome %q: %+v", got, back), err)
 	}
 	if h.Get("Waybill-Invocation") != env.InvocationID {
 		return fmt.Errorf("Waybill-Invocation %q", h.Get("Waybill-Invocation"))
 	}
 	list, err := httpsfv.UnmarshalList(h.Values("Proxy-Status"))
 	if err != nil || len(list) != 1 {
-		return fmt.Errorf("Proxy-Status %q: %v", h.Values("Proxy-Status"), err)
+		return errors.Join(fmt.Errorf("Proxy-Status %q", h.Values("Proxy-Status")), err)
 	}
 	item := list[0].(httpsfv.Item)
 	_, hasError := item.Params.Get("error")

@@ -502,6 +502,11 @@ func TestDialectKeepsTheFacts(t *testing.T) {
 	n := 0
 	some := []outcome.Shape{{Method: http.MethodPost}, {CallerSentKey: true, RetryAfter: 24 * time.Hour}, {InsideTunnel: true}, {Method: http.MethodHead}, {Method: http.MethodConnect, Connect: true}}
 	for _, f := range allFacts() {
+		some := some
+		switch f.Code {
+		case outcome.CodeRetryRefused, outcome.CodeLeaseHeld, outcome.CodeResultPending:
+			some = some[:1] // they can have the facts of all others
+		}
 		for _, s := range some {
 			for _, d := range outcome.Dialects() {
 				s.Dialect = d

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -20,6 +21,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -391,35 +393,69 @@ func (h *mcpHost) refusals(origin string) {
 	}
 }
 
-// TestMCPFailureIsTheSameEnvelope: what the proxy answers to a CONNECT or a request,
-// what the Go client raises and what MCP carries as error data is one envelope.
+// TestMCPFailureIsTheSameEnvelope: what is on record, what the proxy answers, what the Go
+// client raises and what MCP carries as error data is one envelope – also where the
+// answer is the origin's and Waybill's word on it stands in fields only.
 func TestMCPFailureIsTheSameEnvelope(t *testing.T) {
-	contract.Covers(t, "L6")
+	contract.Covers(t, "L6", "O5")
+	ca := testkit.NewCA(t)
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(runHost), Handler: func(a testkit.Arrival) []testkit.Step {
+		switch a.Target {
+		case "/cut":
+			return []testkit.Step{testkit.Close()}
+		case "/500":
+			return []testkit.Step{testkit.Reply(500, "oops")}
+		case "/events":
+			return []testkit.Step{testkit.WriteLast("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n0\r\n\r\n")}
+		default:
+			return []testkit.Step{testkit.Reply(200, strings.Repeat("ä", 100)+"\xff")}
+		}
+	}})
 	b := newMCPBed(t)
+	b.route(ca, up.Addr())
 	b.serve()
 	h := b.inProcess(time.Second)
-	got := h.call("http_request", map[string]any{"method": "POST", "url": "https://" + runHost + "/cut", "body": "x"})
-	r := b.waybill("action", "--json", got.envelope.InvocationID)
-	var doc struct {
-		Envelope json.RawMessage `json:"envelope"`
+	post := func(path string, more map[string]any) *called {
+		t.Helper()
+		args := map[string]any{"method": "POST", "url": "https://" + runHost + path, "body": "x"}
+		maps.Copy(args, more)
+		return h.call("http_request", args)
 	}
-	if err := json.Unmarshal([]byte(r.stdout), &doc); err != nil {
-		t.Fatalf("%v: %s%s", err, r.stdout, r.stderr)
+	cut, broken := post("/cut", nil), post("/500", nil)
+	if !broken.failed || broken.Status != 500 || *broken.Body != "oops" || broken.Outcome != "committed" || broken.envelope.Facts().Code != outcome.CodeRemoteError || !strings.HasPrefix(broken.text, "Answered by the remote side: do not repeat; reconcile act_") {
+		t.Errorf("%s", broken.raw)
 	}
-	var onRecord outcome.Envelope
-	if err := json.Unmarshal(doc.Envelope, &onRecord); err != nil {
-		t.Fatal(err)
+	for _, got := range []*called{cut, broken} {
+		r := b.waybill("action", "--json", got.envelope.InvocationID)
+		var doc struct {
+			Envelope outcome.Envelope `json:"envelope"`
+		}
+		if err := json.Unmarshal([]byte(r.stdout), &doc); err != nil {
+			t.Fatalf("%v: %s%s", err, r.stdout, r.stderr)
+		}
+		onRecord, err := json.Marshal(doc.Envelope)
+		if err != nil {
+			t.Fatal(err)
+		}
+		overMCP, err := json.Marshal(got.envelope)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(onRecord, overMCP) || !got.envelope.Evidence.DispatchStarted || got.envelope.Evidence.DispatchSequence == 0 {
+			t.Errorf("on record\n%s\nover MCP\n%s", onRecord, overMCP)
+		}
 	}
-	a, err := json.Marshal(onRecord)
-	if err != nil {
-		t.Fatal(err)
+
+	// A stream is read to its end, and its outcome is that of the end.
+	if got := post("/events", nil); got.failed || *got.Body != "data: 1\n\n" || got.Outcome != "committed" {
+		t.Errorf("%s", got.raw)
 	}
-	c, err := json.Marshal(got.envelope)
-	if err != nil {
-		t.Fatal(err)
+	// What is not text comes in base64, and a part of it ends with a character.
+	if got := post("/binary", nil); got.failed || got.Body != nil || len(got.BodyBase64) == 0 || got.BodyBytes != 201 {
+		t.Errorf("%s", got.raw)
 	}
-	if !bytes.Equal(a, c) {
-		t.Errorf("on record\n%s\nover MCP\n%s", a, c)
+	if got := post("/part", map[string]any{"max_body_bytes": 3}); got.failed || *got.Body != "ä" || got.NextOffset != 2 || got.BodyBytes != 201 {
+		t.Errorf("%s", got.raw)
 	}
 }
 
@@ -608,6 +644,21 @@ routes:
     inject: [{header: Authorization, value: "Bearer ${secret}", credential: api}]
     upstream: {roots: %q, resolve: {%s: %q}}
 `, runHost, filepath.Join(b.dir, "other.pem"), runHost, addr))
+}
+
+func TestWholeRunes(t *testing.T) {
+	contract.Covers(t, "G3")
+	const all = "aä€😀z"
+	for n := range len(all) + 1 {
+		got := string(wholeRunes([]byte(all[:n])))
+		want := all[:n]
+		for !utf8.ValidString(want) {
+			want = want[:len(want)-1]
+		}
+		if got != want {
+			t.Errorf("%q cut to %q, want %q", all[:n], got, want)
+		}
+	}
 }
 
 // TestMCPOverHTTP: loopback only, with the token only, and not from a web page.

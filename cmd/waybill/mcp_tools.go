@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -184,8 +183,9 @@ const (
 	maxBodyBytes     = 8 << 20
 )
 
-// timeoutGrace is how much longer than the proxy this side waits.
-const timeoutGrace = 5 * time.Second
+// timeoutGrace is how much longer than the proxy this side waits: less than a second, so
+// that the proxy is told whole seconds no more than were asked for.
+const timeoutGrace = 500 * time.Millisecond
 
 // requestInput are the arguments of http_request.
 type requestInput struct {
@@ -229,8 +229,8 @@ func (m *mcpTools) httpRequest(ctx context.Context, call *mcp.CallToolRequest, i
 		return nil, err
 	}
 	if in.TimeoutSeconds > 0 {
-		// The proxy ends the waiting, with an envelope; this side only makes sure of it.
-		req.Header.Set("Waybill-Timeout", strconv.Itoa(in.TimeoutSeconds))
+		// The client tells the proxy, which ends the waiting with an envelope; this side
+		// only makes sure of it.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(in.TimeoutSeconds)*time.Second+timeoutGrace)
 		defer cancel()
@@ -379,7 +379,9 @@ func (m *mcpTools) answer(ctx context.Context, resp *client.Response, offset int
 	}
 	out.BodyBytes = skipped + int64(len(part)) + rest
 	if rest > 0 {
-		part = wholeRunes(part)
+		if text := wholeRunes(part); len(text) > 0 {
+			part = text
+		}
 		out.NextOffset = skipped + int64(len(part))
 	}
 	if utf8.Valid(part) {
@@ -400,12 +402,13 @@ func (m *mcpTools) answer(ctx context.Context, resp *client.Response, offset int
 		out.Phase, out.Outcome, out.Retry, out.Code = f.Phase.String(), f.Outcome.String(), f.Retry.String(), f.Code
 	}
 	var e *client.Error
-	if err := resp.Err(); errors.As(m.whole(ctx, err), &e) && f.Code != outcome.CodeDeliveryFailed {
+	if err := resp.Err(); errors.As(m.whole(ctx, err), &e) {
 		if out.Envelope, err = json.Marshal(e.Envelope); err != nil {
 			return nil, err
 		}
 		a.failure, a.text = true, e.Envelope.Message
 	}
+	a.failure = a.failure || resp.StatusCode >= http.StatusBadRequest
 	if out.NextOffset > 0 {
 		a.text = strings.TrimSpace(fmt.Sprintf("%s This is a part of the body: bytes %d to %d of %d. fetch_result with offset %d goes on.", a.text, skipped, out.NextOffset, out.BodyBytes, out.NextOffset))
 	}
