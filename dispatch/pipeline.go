@@ -56,7 +56,8 @@ type Config struct {
 // Pipeline carries actions. It is safe for concurrent use.
 type Pipeline struct {
 	cfg     Config
-	binding atomic.Pointer[Binding]
+	binding   atomic.Pointer[Binding]
+	templates sync.Map // text → *inject.Template
 
 	mu       sync.Mutex
 	draining bool
@@ -546,7 +547,7 @@ func (a *action) attach(ctx context.Context) *Refusal {
 		if err != nil {
 			return credentialRefusal(err)
 		}
-		tmpl, err := inject.ParseTemplate(in.Value)
+		tmpl, err := a.p.template(in.Value)
 		if err != nil {
 			return credentialRefusal(err)
 		}
@@ -578,6 +579,19 @@ func (a *action) attach(ctx context.Context) *Refusal {
 
 func (a *action) sealNow() [sha256.Size]byte {
 	return sealOf(a.out, a.body, a.injected, a.identity, a.binding.Snapshot.Digest())
+}
+
+// template parses a route's template once; there are as many as the configurations of
+// this process have held.
+func (p *Pipeline) template(text string) (*inject.Template, error) {
+	if t, ok := p.templates.Load(text); ok {
+		return t.(*inject.Template), nil //nolint:forcetypeassert // the map holds nothing else
+	}
+	t, err := inject.ParseTemplate(text)
+	if err == nil {
+		p.templates.Store(text, t)
+	}
+	return t, err
 }
 
 func join(list, item string) string {

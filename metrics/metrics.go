@@ -46,6 +46,7 @@ type Metrics struct {
 	stages     map[Stage]prometheus.Observer
 	commit     prometheus.Histogram
 	group      prometheus.Histogram
+	syncs      prometheus.Counter
 	recovered  *prometheus.CounterVec
 	reloadOK   prometheus.Gauge
 	reloadAt   prometheus.Gauge
@@ -75,6 +76,7 @@ func New(version, revision string) *Metrics {
 		Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16)})
 	m.group = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "waybill_journal_group_requests", Help: "Appends that shared one durable group commit.",
 		Buckets: prometheus.ExponentialBuckets(1, 2, 10)})
+	m.syncs = prometheus.NewCounter(prometheus.CounterOpts{Name: "waybill_journal_syncs_total", Help: "Sync system calls of durable group commits."})
 	m.recovered = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "waybill_recovered_actions_total",
 		Help: "Actions found open at start-up and closed by what their records prove."}, []string{"outcome"})
 	m.reloadOK = prometheus.NewGauge(prometheus.GaugeOpts{Name: "waybill_config_last_reload_successful", Help: "1 if the last attempt to load the configuration succeeded, else 0."})
@@ -93,7 +95,7 @@ func New(version, revision string) *Metrics {
 	for _, c := range []outcome.Code{outcome.CodeCallerUnauthenticated, outcome.CodeJournalUnavailable, outcome.CodeJournalIndeterminate} {
 		m.unrecorded.WithLabelValues(c.String())
 	}
-	r.MustRegister(m.actions, m.unrecorded, m.inFlight, stages, m.commit, m.group, m.recovered, m.reloadOK, m.reloadAt, m.reloads, m.quarantine, m.storeFail, info,
+	r.MustRegister(m.actions, m.unrecorded, m.inFlight, stages, m.commit, m.group, m.syncs, m.recovered, m.reloadOK, m.reloadAt, m.reloads, m.quarantine, m.storeFail, info,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -143,9 +145,11 @@ func (m *Metrics) Stage(s Stage, d time.Duration) {
 	}
 }
 
-// Commit records one durable group commit of the journal and how many appends shared it.
-func (m *Metrics) Commit(d time.Duration, appends int) {
+// Commit records one durable group commit of the journal, how many appends shared it
+// and how many sync calls it took.
+func (m *Metrics) Commit(d time.Duration, appends, syncs int) {
 	if m != nil {
+		m.syncs.Add(float64(syncs))
 		m.commit.Observe(d.Seconds())
 		m.group.Observe(float64(appends))
 	}

@@ -42,7 +42,7 @@ func TestHandlerServesEveryFamily(t *testing.T) {
 	m := New("v0", "abc")
 	m.Action("r", outcome.Success())
 	m.Stage(StageConnect, 3*time.Millisecond)
-	m.Commit(time.Millisecond, 4)
+	m.Commit(time.Millisecond, 4, 3)
 	m.Recovered(outcome.Unknown, 2)
 	m.Reloaded(false, time.Now())
 	m.Reloaded(true, time.Unix(1, 0))
@@ -59,7 +59,7 @@ func TestHandlerServesEveryFamily(t *testing.T) {
 	for _, line := range []string{
 		`waybill_actions_total{code="none",outcome="committed",phase="remote_execution",retry="never",route="r"} 1`,
 		`waybill_stage_duration_seconds_count{stage="connect"} 1`, `waybill_stage_duration_seconds_count{stage="commit"} 0`,
-		"waybill_journal_commit_seconds_count 1", "waybill_journal_group_requests_sum 4", `waybill_recovered_actions_total{outcome="unknown"} 2`,
+		"waybill_journal_commit_seconds_count 1", "waybill_journal_group_requests_sum 4", "waybill_journal_syncs_total 3", `waybill_recovered_actions_total{outcome="unknown"} 2`,
 		`waybill_recovered_actions_total{outcome="not_attempted"} 0`, "waybill_config_last_reload_successful 1", "waybill_config_last_reload_success_timestamp_seconds 1",
 		`waybill_config_reloads_total{result="failure"} 1`, "waybill_journal_quarantined 1", "waybill_result_store_failures_total 1", "waybill_actions_in_flight 1",
 		`waybill_unrecorded_refusals_total{code="JOURNAL_UNAVAILABLE"} 1`, `waybill_build_info{revision="abc",version="v0"} 1`, "process_open_fds", "go_goroutines",
@@ -71,6 +71,6 @@ func TestHandlerServesEveryFamily(t *testing.T) {
 	var none *Metrics
 	none.Action("r", outcome.Success())
 	none.Stage(StageRemote, 1)
-	none.Commit(1, 1)
+	none.Commit(1, 1, 1)
 	none.InFlight(1)
 }

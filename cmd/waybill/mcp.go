@@ -113,7 +113,7 @@ func (a *app) mcp(ctx context.Context, flags *mcpFlags) (err error) {
 	case err = <-served:
 	case err = <-fatal:
 		cancel()
-		<-served
+		_ = <-served // it ends because of that
 		return err
 	}
 	if err == nil || ctx.Err() != nil || brokenPipe(err) {

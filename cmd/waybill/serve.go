@@ -97,7 +97,7 @@ type journalMetrics struct {
 	m *metrics.Metrics
 }
 
-func (j journalMetrics) GroupCommitted(g journal.Group) { j.m.Commit(g.Total, g.Requests) }
+func (j journalMetrics) GroupCommitted(g journal.Group) { j.m.Commit(g.Total, g.Requests, g.Syncs) }
 func (j journalMetrics) AppendRefused(string)           {}
 func (j journalMetrics) Stopped()                       {}
 func (j journalMetrics) Dropped(int, int64)             {}

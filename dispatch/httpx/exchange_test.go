@@ -323,6 +323,27 @@ func TestReuse(t *testing.T) {
 	}
 }
 
+// TestFullPoolKeepsTheFreshest: connections that rested too long to be reused do not
+// keep fresh ones out.
+func TestFullPoolKeepsTheFreshest(t *testing.T) {
+	rig := newRig(t)
+	rig.tr.cfg.MaxIdlePerKey = 2
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: rig.ca.Server(host), Handler: func(testkit.Arrival) []testkit.Step {
+		return []testkit.Step{testkit.Reply(200, "ok")}
+	}})
+	o, fresh := order("https", up.Addr()), order("https", up.Addr())
+	fresh.MaxRest = 0
+	fresh.Upstream = o.Upstream
+	var last dispatch.Dispatch
+	for i := range 4 {
+		_, _, last = rig.send(fresh, outgoing("POST", "/1", "x"))
+		testkit.Eventually(t, func() error { return idle(rig, min(i+1, 2)) })
+	}
+	if _, _, info := rig.send(o, outgoing("POST", "/2", "x")); info.Connection != last.Connection {
+		t.Errorf("took %s, the freshest is %s", info.Connection, last.Connection)
+	}
+}
+
 func idle(r *rig, n int) error {
 	if got := r.tr.Idle(); got != n {
 		return errors.New("pool has another size")

@@ -62,6 +62,7 @@ type Transport struct {
 	mu     sync.Mutex
 	idle   map[poolKey][]*conn // most recent last
 	tls    map[[sha256.Size]byte]*tls.Config
+	reqs   map[*routes.Upstream][sha256.Size]byte
 	closed bool
 	sweep  *time.Timer
 }
@@ -98,7 +99,7 @@ func New(cfg Config) *Transport {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	t := &Transport{cfg: cfg, idle: make(map[poolKey][]*conn), tls: make(map[[sha256.Size]byte]*tls.Config),
+	t := &Transport{cfg: cfg, idle: make(map[poolKey][]*conn), tls: make(map[[sha256.Size]byte]*tls.Config), reqs: make(map[*routes.Upstream][sha256.Size]byte),
 		boot: strconv.FormatInt(time.Now().UnixNano()&(1<<40-1), 36)}
 	prepared := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		c, ok := ctx.Value(preparedKey{}).(net.Conn)
@@ -115,6 +116,25 @@ func New(cfg Config) *Transport {
 	t.h1.Protocols.SetHTTP1(true)
 	t.h2.Protocols.SetUnencryptedHTTP2(true)
 	return t
+}
+
+// requirements returns the digest of a route's requirements, made once: routes do not
+// change after they were loaded.
+func (t *Transport) requirements(u *routes.Upstream) [sha256.Size]byte {
+	t.mu.Lock()
+	sum, ok := t.reqs[u]
+	t.mu.Unlock()
+	if ok {
+		return sum
+	}
+	sum = requirements(u)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.reqs) >= 4096 {
+		clear(t.reqs) // reloads leave old routes behind
+	}
+	t.reqs[u] = sum
+	return sum
 }
 
 // requirements digests everything that decides which peer is acceptable (E6).
@@ -154,7 +174,7 @@ func put(h hash.Hash, b []byte) {
 // Connect returns a pooled connection that rested no longer than o.MaxRest, or a
 // fresh one. Errors are *dispatch.SetupError.
 func (t *Transport) Connect(ctx context.Context, o *dispatch.Order) (dispatch.Conn, error) {
-	key := poolKey{target: o.Target, requirements: requirements(o.Upstream), identity: o.Identity}
+	key := poolKey{target: o.Target, requirements: t.requirements(o.Upstream), identity: o.Identity}
 	if control.Off("E6-pool-by-requirements") {
 		key = poolKey{target: o.Target}
 	}
@@ -282,8 +302,15 @@ func (t *Transport) setIdle(key poolKey, list []*conn) {
 func (t *Transport) give(c *conn) {
 	t.mu.Lock()
 	list := t.idle[c.key]
-	full := t.closed || len(list) >= t.cfg.MaxIdlePerKey || c.cc.Err() != nil
-	if !full {
+	out := c // what leaves the pool
+	if !t.closed && c.cc.Err() == nil {
+		out = nil
+		if len(list) >= t.cfg.MaxIdlePerKey {
+			// The one that rested longest goes: some of them have rested too long for any
+			// operation that is not repeatable, and would keep the fresh ones out.
+			out = list[0]
+			list = append(list[:0], list[1:]...)
+		}
 		c.since = time.Now()
 		t.idle[c.key] = append(list, c)
 		if t.sweep == nil {
@@ -291,8 +318,8 @@ func (t *Transport) give(c *conn) {
 		}
 	}
 	t.mu.Unlock()
-	if full {
-		c.close()
+	if out != nil {
+		out.close()
 	}
 }
 
