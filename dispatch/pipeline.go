@@ -55,7 +55,7 @@ type Config struct {
 
 // Pipeline carries actions. It is safe for concurrent use.
 type Pipeline struct {
-	cfg     Config
+	cfg       Config
 	binding   atomic.Pointer[Binding]
 	templates sync.Map // text → *inject.Template
 
@@ -464,7 +464,7 @@ func (a *action) exists(earlier ActionID) *Refusal {
 }
 
 func (a *action) unreadable(err error) *Refusal {
-	a.p.cfg.Logger.Error("journal cannot be read", "action", a.id.String(), "err", err)
+	a.p.cfg.Logger.Error("journal cannot be read", slog.String("action", a.id.String()), slog.Any("err", err))
 	return refusal(outcome.CodeJournalUnavailable, "", "journal_unreadable", "")
 }
 
@@ -489,7 +489,7 @@ func (a *action) spool(context.Context) *Refusal {
 	case errors.Is(err, errBodyLimit):
 		return tooLong()
 	case errors.Is(err, errSpool):
-		a.p.cfg.Logger.Error("request body cannot be spooled", "action", a.id.String(), "err", err)
+		a.p.cfg.Logger.Error("request body cannot be spooled", slog.String("action", a.id.String()), slog.Any("err", err))
 		return &Refusal{Facts: outcome.Facts{Phase: outcome.Validation, Outcome: outcome.NotAttempted, Retry: outcome.Backoff, Code: outcome.CodeJournalUnavailable},
 			Reason: "spool_failed", Detail: "The request body could not be held on disk."}
 	default:
@@ -650,7 +650,7 @@ func (a *action) connect(ctx context.Context) (Conn, *Reply) {
 		}
 		a.setup = setupError(err)
 		f := setupFacts(a.setup)
-		a.p.cfg.Logger.Debug("connection setup failed", "action", a.id.String(), "code", f.Code.String(), "stage", string(a.setup.Stage), "reason", a.setup.Reason)
+		a.p.cfg.Logger.Debug("connection setup failed", slog.String("action", a.id.String()), slog.String("code", f.Code.String()), slog.Any("stage", string(a.setup.Stage)), slog.Any("reason", a.setup.Reason))
 		if !control.Off("E7-every-try-recorded") {
 			a.add(Event{Type: AttemptFailed, Attempt: a.tries, Ended: &Ended{Facts: f, Stage: a.setup.Stage, Reason: a.setup.Reason, Source: outcome.TransportObserved, Peer: a.setup.Peer}})
 		}
@@ -751,7 +751,7 @@ func (a *action) record(ctx context.Context, conn Conn) *Reply {
 // the answer does not contradict what may be found (F9).
 func (a *action) indeterminate(conn Conn, err error) *Reply {
 	conn.Release()
-	a.p.cfg.Logger.Error("dispatch record is indeterminate", "action", a.id.String(), "err", err)
+	a.p.cfg.Logger.Error("dispatch record is indeterminate", slog.String("action", a.id.String()), slog.Any("err", err))
 	f, _ := outcome.Of(outcome.CodeJournalIndeterminate)
 	return a.unrecorded(f, "journal_indeterminate")
 }
@@ -823,7 +823,7 @@ func (a *action) refuse(r *Refusal) *Reply {
 // journalUnavailable answers without a record (CONTRACT F9, M6): nothing was and
 // nothing will be handed over.
 func (a *action) journalUnavailable(phase outcome.Phase, err error) *Reply {
-	a.p.cfg.Logger.Warn("journal unavailable", "action", a.id.String(), "err", err)
+	a.p.cfg.Logger.Warn("journal unavailable", slog.String("action", a.id.String()), slog.Any("err", err))
 	f := outcome.Facts{Phase: phase, Outcome: outcome.NotAttempted, Retry: outcome.Backoff, Code: outcome.CodeJournalUnavailable}
 	return a.unrecorded(f, "journal_unavailable")
 }
@@ -895,7 +895,7 @@ func (a *action) begun(f outcome.Facts) Record {
 // log writes the one canonical line of an action.
 func (a *action) log(rec Record, status int) {
 	v := rec.View()
-	a.p.cfg.Logger.Info("action", "action", v.InvocationID, "caller", v.Caller, "session", a.s.Caller.Session, "route", v.Route, "method", v.Method,
-		"target", v.Target, "phase", v.Phase, "outcome", v.Outcome, "retry", v.Retry, "code", v.Code, "status", status, "attempts", v.Attempts,
-		"duration_ms", time.Since(a.start).Milliseconds())
+	a.p.cfg.Logger.Info("action", slog.Any("action", v.InvocationID), slog.Any("caller", v.Caller), slog.Any("session", a.s.Caller.Session), slog.Any("route", v.Route), slog.Any("method", v.Method),
+		slog.Any("target", v.Target), slog.Any("phase", v.Phase), slog.Any("outcome", v.Outcome), slog.Any("retry", v.Retry), slog.Any("code", v.Code), slog.Any("status", status), slog.Any("attempts", v.Attempts),
+		slog.Any("duration_ms", time.Since(a.start).Milliseconds()))
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"hash"
 	"io"
+	"log/slog"
 	"net/http"
 	"runtime/debug"
 	"strings"
@@ -50,7 +51,7 @@ func (a *action) run(conn Conn) {
 		return
 	}
 	if left = a.publish(reply); left {
-		a.p.cfg.Logger.Debug("nobody waits for the answer", "action", a.id.String(), "cause", cause)
+		a.p.cfg.Logger.Debug("nobody waits for the answer", slog.String("action", a.id.String()), slog.Any("cause", cause))
 		_ = reply.Body.Close()
 		a.lateLeaving(cause)
 		reply.HandedOver(errLeft)
@@ -81,7 +82,7 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 		if recover() == nil {
 			return
 		}
-		a.p.cfg.Logger.Error("panic in an attempt", "action", a.id.String(), "stack", string(debug.Stack()))
+		a.p.cfg.Logger.Error("panic in an attempt", slog.String("action", a.id.String()), slog.Any("stack", string(debug.Stack())))
 		if !released {
 			conn.Release()
 		}
@@ -107,7 +108,7 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 		}
 		c, err := a.again(ctx, next, end, sink)
 		if err != nil {
-			a.p.cfg.Logger.Error("dispatch record is indeterminate", "action", a.id.String(), "err", err)
+			a.p.cfg.Logger.Error("dispatch record is indeterminate", slog.String("action", a.id.String()), slog.Any("err", err))
 			a.events = nil
 			return a.commitUnresolved(unresolvedFacts(a.advice))
 		}
@@ -120,7 +121,7 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 	a.stage(metrics.StageRemote)
 	if end.Err != nil {
 		// The text of a library error may quote the peer: kind only (L2).
-		a.p.cfg.Logger.Debug("exchange ended early", "action", a.id.String(), "code", end.Code.String(), "status", end.Status, "bytes", end.Bytes)
+		a.p.cfg.Logger.Debug("exchange ended early", slog.String("action", a.id.String()), slog.String("code", end.Code.String()), slog.Any("status", end.Status), slog.Any("bytes", end.Bytes))
 	}
 	return a.resolve(end, sink)
 }
@@ -262,7 +263,7 @@ func (a *action) lateLeaving(cause string) {
 	a.noted = true
 	ev := Event{Type: CallerGone, At: a.now(), Ended: &Ended{Reason: cause}}
 	if _, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: []Event{ev}, Relaxed: true}); err != nil {
-		a.p.cfg.Logger.Warn("a caller's leaving cannot be recorded", "action", a.id.String(), "err", err)
+		a.p.cfg.Logger.Warn("a caller's leaving cannot be recorded", slog.String("action", a.id.String()), slog.Any("err", err))
 	}
 }
 
@@ -286,7 +287,7 @@ func (a *action) commitUnresolved(f outcome.Facts) *Reply {
 	if err != nil {
 		// DISPATCH_STARTED is on record: after a restart the action is unknown, and
 		// so it is here. The refusals of G8 are forgotten with their record.
-		a.p.cfg.Logger.Error("ending cannot be recorded", "action", a.id.String(), "err", err)
+		a.p.cfg.Logger.Error("ending cannot be recorded", slog.String("action", a.id.String()), slog.Any("err", err))
 		rec = a.fallback(unresolvedFacts(a.advice))
 	} else {
 		rec = a.current(receipt, f)
@@ -312,7 +313,7 @@ func (a *action) fallback(f outcome.Facts) Record {
 // it is not delivered, and the records support no more than unknown.
 func (a *action) storeFailed(end *Ending, cause error) *Reply {
 	a.p.cfg.Metrics.StoreFailed()
-	a.p.cfg.Logger.Error("result cannot be stored", "action", a.id.String(), "status", end.Status, "bytes", end.Bytes, "err", cause)
+	a.p.cfg.Logger.Error("result cannot be stored", slog.String("action", a.id.String()), slog.Any("status", end.Status), slog.Any("bytes", end.Bytes), slog.Any("err", cause))
 	f := outcome.Facts{Phase: outcome.ResultDelivery, Outcome: outcome.Unknown, Retry: outcome.Reconcile, Code: outcome.CodeResultStoreFailed}
 	kept := a.events[:0:0]
 	for _, ev := range a.events {
@@ -371,7 +372,7 @@ func (a *action) handedOver(hasResult bool) func(error) {
 		}
 		ev := Event{Type: DeliveryFailed, At: a.now()}
 		if _, aerr := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: []Event{ev}, Relaxed: true}); aerr != nil {
-			a.p.cfg.Logger.Warn("failed delivery cannot be recorded", "action", a.id.String(), "err", aerr)
+			a.p.cfg.Logger.Warn("failed delivery cannot be recorded", slog.String("action", a.id.String()), slog.Any("err", aerr))
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"strconv"
 	"sync"
@@ -96,7 +97,7 @@ func (p *Pipeline) Tunnel(ctx context.Context, c Caller, authority string, estab
 	a.add(Event{Type: TunnelClosed, Tunnel: info})
 	receipt, err := a.append(context.Background(), false)
 	if err != nil {
-		p.cfg.Logger.Warn("end of tunnel cannot be recorded", "action", a.id.String(), "err", err)
+		p.cfg.Logger.Warn("end of tunnel cannot be recorded", slog.String("action", a.id.String()), slog.Any("err", err))
 		return nil
 	}
 	p.cfg.Metrics.Action("", receipt.Record.Facts)

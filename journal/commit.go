@@ -86,7 +86,6 @@ func (j *Journal) run() {
 	var carry []*request
 	for {
 		group := carry
-		carry = nil
 		if len(group) == 0 {
 			select {
 			case r := <-j.queue:
@@ -282,6 +281,11 @@ func (j *Journal) syncsPerGroup() int {
 // has to be closed before it.
 func (j *Journal) stage(txn *badger.Txn, st *stage, r *request) (fits bool, err error) {
 	if r.maint != nil {
+		if !r.recovering {
+			if err := j.space.write(j); err != nil {
+				return false, err
+			}
+		}
 		return j.merge(st, r, r.maint, nil, nil, st.head, 0), nil
 	}
 	if r.boot {
@@ -443,9 +447,12 @@ func (j *Journal) admissible(txn *badger.Txn, st *stage, r *request, old *projec
 		}
 	}
 	if !r.recovering {
+		// What ends an action is written as long as it can be, down to the hard floor;
+		// what begins one, or crosses the boundary, needs room for its end (M5, H8).
+		if err := j.space.write(j); err != nil {
+			return err
+		}
 		for i := range r.events {
-			// What ends an action is written as long as it can be; what begins one, or
-			// crosses the boundary, needs room for its end (M5).
 			if t := r.events[i].Type; t == dispatch.ActionAccepted || t == dispatch.DispatchStarted || t == dispatch.TunnelOpened {
 				if err := j.space.check(j); err != nil {
 					return err

@@ -71,7 +71,8 @@ func openFolder(dir string, create, sync bool) (*folder, error) {
 		}
 		return nil, fmt.Errorf("journal: lock: %w", err)
 	}
-	if err := f.Truncate(0); err == nil {
+	err = f.Truncate(0)
+	if err == nil {
 		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	if err != nil {

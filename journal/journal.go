@@ -390,9 +390,18 @@ func (j *Journal) shut() error {
 	j.watch.close()
 
 	stopped := j.Cause() != nil
+	// Badger flushes its memtable when it is closed, and dies where there is no room.
+	// What was acknowledged is in its log: the next start replays it.
+	flush := j.opt.ReadOnly || j.space.write(j) == nil
+	if !flush {
+		j.log.Warn("journal: no space to close the store in an orderly way; its log is kept")
+	}
 	done := make(chan error, 1)
 	go func() {
-		err := j.db.Close()
+		var err error
+		if flush {
+			err = j.db.Close()
+		}
 		if err != nil {
 			err = &storeError{"close"}
 		}

@@ -238,31 +238,33 @@ func TestFilesystem(t *testing.T) {
 
 func TestSpaceGate(t *testing.T) {
 	contract.Covers(t, "M5")
-	opt := testOptions(tempDir(t), nil)
-	opt.MinFreeBytes = 1 << 60
+	var free atomic.Int64
+	free.Store(4 << 20)
+	opt := testOptions(tempDir(t), &hooks.Hooks{NoSync: true, FreeBytes: free.Load})
 	_, _, err := Open(opt)
 	wantErr(t, err, ErrNoSpace, dispatch.ErrNotWritten)
 	if entries, _ := os.ReadDir(filepath.Join(opt.Dir, nameStore)); len(entries) != 0 {
 		t.Error("the store was opened below the floor")
 	}
-	opt.MinFreeBytes = 16 << 20
+	free.Store(1 << 30)
 	j, _ := openWith(t, opt)
+	ballast := filepath.Join(opt.Dir, nameBallast)
+	if st, err := os.Stat(ballast); err != nil || st.Size() < 8<<20 {
+		t.Errorf("ballast: %v %v", st, err)
+	}
 	running, waiting := newID(), newID()
 	mustAppend(t, j, toDispatch(running, "ci", "", "f"))
 	mustAppend(t, j, dispatch.Batch{Action: waiting, Events: []dispatch.Event{evAccepted("ci", ""), evBound("f")}})
 	if err := j.Admit(); err != nil {
 		t.Fatal(err)
 	}
-	full := func(yes bool) {
+	full := func(left int64) {
+		free.Store(left)
 		j.space.mu.Lock()
-		j.opt.MinFreeBytes = 16 << 20
-		if yes {
-			j.opt.MinFreeBytes = 1 << 60
-		}
 		j.space.checked = time.Time{}
 		j.space.mu.Unlock()
 	}
-	full(true)
+	full(12 << 20)
 	wantErr(t, j.Admit(), ErrNoSpace, dispatch.ErrNotWritten)
 	_, err = j.Append(bg, toDispatch(newID(), "ci", "", "f"))
 	wantErr(t, err, ErrNoSpace)
@@ -270,7 +272,20 @@ func TestSpaceGate(t *testing.T) {
 	wantErr(t, err, ErrNoSpace)
 	mustAppend(t, j, toResult(running, []byte("x"))) // what runs can end
 	mustAction(t, j, running)
-	full(false)
+
+	// Below the hard floor the ballast goes; without it nothing is written.
+	full(1 << 20)
+	_, err = j.Append(bg, dispatch.Batch{Action: waiting, Events: []dispatch.Event{evRefused()}})
+	wantErr(t, err, ErrNoSpace, dispatch.ErrNotWritten)
+	if _, err := os.Stat(ballast); !os.IsNotExist(err) {
+		t.Errorf("the ballast is still there: %v", err)
+	}
+	mustAction(t, j, running)
+	full(1 << 30)
+	j.space.fill(j)
+	if _, err := os.Stat(ballast); err != nil {
+		t.Error(err)
+	}
 	if err := j.Admit(); err != nil { // recovers by itself
 		t.Error(err)
 	}

@@ -29,8 +29,9 @@ type Options struct {
 	// AllowAnyFilesystem skips the check of the file system's type. On tmpfs,
 	// overlayfs, FUSE or NFS a record that was acknowledged may be gone after a crash.
 	AllowAnyFilesystem bool
-	// MinFreeBytes is the free space below which no new work is admitted (M5); 0: 176 MiB
-	// and a sixteenth of the store. Open refuses below half of it.
+	// MinFreeBytes is the free space below which no new work is admitted (M5), without
+	// what open actions need to end; 0: 176 MiB and a sixteenth of the store. Below half
+	// of it, or 64 MiB, nothing is written any more, and Open refuses: see space.go.
 	MinFreeBytes int64
 	// CommitDeadline bounds one commit; when it passes, the commit is indeterminate
 	// and the journal stops. 0: 30 s.

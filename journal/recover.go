@@ -98,7 +98,7 @@ func (j *Journal) open() error {
 			return err
 		}
 	}
-	if err := j.space.hardFloor(j); err != nil {
+	if err := j.space.open(j); err != nil {
 		return err
 	}
 	w, err := j.unlock()
@@ -180,6 +180,7 @@ func (j *Journal) open() error {
 	}); err != nil {
 		return fmt.Errorf("journal: witness: %w", err)
 	}
+	j.space.fill(j)
 	j.startSweeper(newest)
 	return nil
 }

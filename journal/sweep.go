@@ -39,6 +39,7 @@ func (j *Journal) startSweeper(newest time.Time) {
 		for {
 			select {
 			case <-t.C:
+				j.space.fill(j)
 				if _, err := j.Sweep(base.Add(time.Since(started))); err != nil {
 					j.log.Warn("journal: retention", slog.Any("error", err))
 				}

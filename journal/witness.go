@@ -570,7 +570,8 @@ func (w *witness) retire(keepFrom uint64) error {
 
 func (w *witness) close() error {
 	if w.spare != nil {
-		<-w.spare
+		// Whether the next segment could be made does not matter any more.
+		_ = <-w.spare
 	}
 	if w.file == nil {
 		return nil

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"log/slog"
 	"net"
@@ -201,6 +202,8 @@ func (s *server) openPipeline(cfg *loadedConfig, ca *proxy.CA) {
 	s.pipeline = dispatch.New(dispatch.Config{
 		Journal: s.journal, Transport: s.transport, Metrics: s.metrics, Logger: s.log,
 		Binding: &dispatch.Binding{Snapshot: cfg.snapshot, Credentials: cfg.credentials},
+		// Of this instance: two proxies behind each other are no loop (RFC 9110 §7.6.3).
+		Pseudonym: "waybill-" + hex.EncodeToString(own[:4]),
 	})
 }
 

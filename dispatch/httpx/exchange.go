@@ -264,7 +264,7 @@ func (c *conn) readBody(ctx context.Context, out *dispatch.Outgoing, resp *http.
 		if err == nil {
 			continue
 		}
-		if err != io.EOF { //nolint:errorlint // the clean end is io.EOF itself; a wrapped one is some other end (G1)
+		if err != io.EOF { // the clean end is io.EOF itself; a wrapped one is some other end (G1)
 			end.Code, end.Err = outcome.CodeRemoteResultIncomplete, err
 			if late(ctx) {
 				end.Code = outcome.CodeRemoteTimeout

@@ -71,7 +71,7 @@ func TestSyncBeforeSend(t *testing.T) {
 	trace := filepath.Join(r.dir, "trace")
 	r.start(strace, "-f", "-qq", "-s", "96", "-e", "trace=fsync,fdatasync,msync,read,write,writev,sendto,sendmsg", "-e", "signal=none", "-o", trace)
 	client := testkit.NewClient(t, testkit.ClientConfig{Proxy: r.addr})
-	const rounds = 3 // a fresh connection to the origin, then a kept one
+	const rounds = 3       // a fresh connection to the origin, then a kept one
 	for range rounds + 1 { // the end of the last one may be missing in the trace
 		if resp := testkit.Send(t, client, http.MethodPost, "http://"+plainHost+"/v1/strace", "amount=5"); resp.Status != 201 {
 			t.Fatalf("%d %s", resp.Status, resp.Body)
