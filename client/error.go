@@ -83,8 +83,8 @@ type Error struct {
 	Err error
 }
 
-// Facts returns the facts of the envelope. Those of a success are an action of which
-// only the answer was lost: they are never shown here (see fetchable).
+// Facts returns the facts of the envelope. They are never those of a success: an action
+// of which only the answer was lost is a failed delivery here (CONTRACT H2).
 func (e *Error) Facts() outcome.Facts { return e.Envelope.Facts() }
 
 // Error names the code and repeats the envelope's message, whose first sentence is

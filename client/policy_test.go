@@ -566,3 +566,44 @@ func TestOptions(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// FuzzErrorOf: whatever an answer looks like, what it is said to mean is what Waybill's
+// fields say, and nothing that they do not allow is ever repeated.
+func FuzzErrorOf(f *testing.F) {
+	for _, code := range []outcome.Code{outcome.CodeRemoteTimeout, outcome.CodeConnectionRefused, outcome.CodeRemoteRejected} {
+		facts := outcome.Lookup(code).Facts()[0]
+		env := outcome.NewEnvelope(someAction, facts, "", outcome.Evidence{})
+		a := env.Answer(outcome.Shape{})
+		f.Add(a.Status, outcome.FormatOutcome(facts), someAction, a.Body, "1")
+	}
+	f.Add(503, "unknown;phase=remote_execution;retry=backoff", "x", []byte("{}"), "Wed, 21 Oct 2026 07:28:00 GMT")
+	f.Add(200, "", "", []byte(`{"invocation_id":"act_1","error":{"code":"RATE_LIMITED"}}`), "-1")
+	f.Fuzz(func(t *testing.T, status int, field, id string, body []byte, after string) {
+		h := http.Header{"Waybill-Invocation": {id}, "Retry-After": {after}}
+		if field != "" {
+			h["Waybill-Outcome"] = []string{field}
+		}
+		resp := &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(bytes.NewReader(body))}
+		e := ErrorOf(resp)
+		want, err := outcome.ParseOutcome(field)
+		switch {
+		case err != nil || want.Code == outcome.CodeNone:
+			if e != nil {
+				t.Errorf("%q: %+v", field, e)
+			}
+			return
+		case e == nil || e.Facts() != want && e.Facts().Code != outcome.CodeActionNotFound:
+			t.Errorf("%q: %+v", field, e)
+			return
+		}
+		if rest, err := io.ReadAll(resp.Body); err != nil || !bytes.Equal(rest, body) {
+			t.Errorf("the body was not put back: %q %v", rest, err)
+		}
+		if permitted(e.Facts(), false) && e.Facts().Retry != outcome.Backoff {
+			t.Errorf("%q may be repeated", field)
+		}
+		if e.RetryAfter < 0 || e.Error() == "" {
+			t.Errorf("%v %q", e.RetryAfter, e.Error())
+		}
+	})
+}

@@ -179,6 +179,7 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 	st := &stage{head: head{seq: c.head.seq, hash: c.head.hash, group: c.head.group + 1}}
 	included := make([]*request, 0, len(group))
 	g := Group{}
+	j.space.renew(j)
 	err := j.view(func(txn *badger.Txn) error {
 		for i, r := range group {
 			if r.state.Load() != stateTaken && !r.take() {

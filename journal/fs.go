@@ -84,6 +84,43 @@ func openFolder(dir string, create, sync bool) (*folder, error) {
 
 func (f *folder) path(name string) string { return filepath.Join(f.dir, name) }
 
+// has reports whether there is a file of that name.
+func (f *folder) has(name string) bool {
+	_, err := os.Lstat(f.path(name))
+	return err == nil
+}
+
+// put writes a small file: under its name complete and durable, or not at all.
+func (f *folder) put(name string, b []byte) error {
+	tmp := f.path(name + ".new")
+	w, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(b)
+	if err == nil && f.sync {
+		err = w.Sync()
+	}
+	if cerr := w.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(tmp, f.path(name))
+	}
+	if err == nil {
+		err = f.syncDir(f.dir)
+	}
+	return err
+}
+
+// drop removes such a file, if it is there.
+func (f *folder) drop(name string) error {
+	if err := os.Remove(f.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return f.syncDir(f.dir)
+}
+
 // close gives the lock back.
 func (f *folder) close() error { return f.lock.Close() }
 

@@ -22,6 +22,9 @@ type Options struct {
 	Build  string
 	Config string
 
+	// Acknowledge, if not nil, leaves a quarantine (CONTRACT M5): see Acknowledgement.
+	Acknowledge *Acknowledgement
+
 	// ReadOnly opens for reading commands while no proxy runs: nothing is recorded, no
 	// open action is closed on disk – reads show what a start would make of it. The
 	// store's own files are still opened for writing: Badger repairs them.

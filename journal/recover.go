@@ -26,7 +26,9 @@ type Recovery struct {
 	// is written or admitted; Reason says what was compared.
 	Quarantined bool
 	Reason      string
-	Boot        string // id of this start; "" when nothing was written
+	// Acknowledged: this start left the quarantine, since an operator said so.
+	Acknowledged *Acknowledgement
+	Boot         string // id of this start; "" when nothing was written
 
 	Seq        uint64 // of the store's last event before this start
 	WitnessSeq uint64 // of the witness's
@@ -129,6 +131,10 @@ func (j *Journal) open() error {
 	if err != nil {
 		return err
 	}
+	ack, err := j.leaveQuarantine(w, &at)
+	if err != nil {
+		return err
+	}
 	j.c.head, j.c.storeGroup, j.c.checkpoint = at.head, at.storeGroup, at.checkpoint
 	j.stats.seq.Store(at.head.seq)
 	if !j.recovery.Quarantined && !at.fresh {
@@ -168,8 +174,13 @@ func (j *Journal) open() error {
 		return err
 	}
 	// 8. The start itself, durable before anybody is served.
-	if err := j.recordBoot(at.fresh); err != nil {
+	if err := j.recordBoot(at.fresh, ack); err != nil {
 		return err
+	}
+	if ack != nil {
+		if err := j.acknowledged(ack); err != nil {
+			return err
+		}
 	}
 	// What earlier segments name is on record by now.
 	if err := j.between(func() error {
@@ -367,6 +378,10 @@ func (j *Journal) compare(w *witnessState) (position, error) {
 		case stored.group > seen.group+1:
 			return &CorruptError{What: "the witness ends before the store", Seq: seen.seq + 1}
 		}
+		if !j.recovery.Quarantined && j.folder.has(nameRestored) {
+			j.recovery.Quarantined = true
+			j.recovery.Reason = "restored from a backup: what happened after it is not on record"
+		}
 		if len(at.lost) > 0 && at.named == nil {
 			at.named = make(map[dispatch.ActionID]lostAttempt, len(at.lost))
 			for _, l := range at.lost {
@@ -396,8 +411,10 @@ func (w *witnessState) lostAttempts() (out []lostAttempt) {
 		if last == 0 {
 			continue
 		}
-		for k := range w.segments[i-1].records {
-			out = w.segments[i-1].records[k].appendLost(out, first, last)
+		for before := range i {
+			for k := range w.segments[before].records {
+				out = w.segments[before].records[k].appendLost(out, first, last)
+			}
 		}
 	}
 	return out
@@ -672,12 +689,13 @@ func (j *Journal) stored(id dispatch.ActionID) (p *projection, err error) {
 }
 
 // recordBoot appends the BOOT event and, on the first start, the store's identity.
-func (j *Journal) recordBoot(fresh bool) error {
+func (j *Journal) recordBoot(fresh bool, ack *Acknowledgement) error {
 	r := &request{done: make(chan struct{}), entered: time.Now(), boot: true}
 	r.events, r.payload = jsonEvents(dispatch.Event{
 		Type: dispatch.Booted, At: j.opt.Now(),
 		Boot: &dispatch.Boot{ID: j.bootID, Build: j.opt.Build, Config: j.opt.Config, Version: schemaVersion},
 	})
+	r.payload = ack.into(r.payload)
 	identity := &request{done: make(chan struct{}), entered: time.Now(), maint: []entry{{key: keyStore, value: j.seal.seal(keyStore, nil, j.encodeIdentity())}}}
 	requests := []*request{r}
 	if fresh {

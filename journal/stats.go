@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,7 +53,9 @@ type Stats struct {
 	OpenActions int    `json:"open_actions"` // not ended; relaxed and tunnels included
 	StoreBytes  int64  `json:"store_bytes"`  // tables and logs, about a minute old
 	FreeBytes   int64  `json:"free_bytes"`
-	FloorBytes  int64  `json:"floor_bytes"` // below it no new work is admitted
+	FloorBytes  int64  `json:"floor_bytes"`      // below it no new work is admitted
+	HardFloor   int64  `json:"hard_floor_bytes"` // below it nothing is written
+	Ballast     int64  `json:"ballast_bytes"`    // given up below the hard floor; 0: there is none
 
 	Boot         string        `json:"boot,omitempty"`
 	Groups       uint64        `json:"groups"`
@@ -82,8 +85,11 @@ func (j *Journal) Stats() Stats {
 		lsm, vlog := j.db.Size()
 		s.StoreBytes = lsm + vlog
 	}
-	s.FreeBytes, _ = freeBytes(j.opt.Dir)
-	s.FloorBytes = j.floor()
+	s.FreeBytes, _ = j.freeBytes()
+	s.FloorBytes, s.HardFloor = j.floor(), j.hardFloor()
+	if st, err := os.Stat(j.folder.path(nameBallast)); err == nil {
+		s.Ballast = st.Size()
+	}
 	return s
 }
 

@@ -33,6 +33,7 @@ func (j *Journal) startSweeper(newest time.Time) {
 	if j.opt.SweepInterval < 0 {
 		return
 	}
+	j.background.Go(j.watchSpace)
 	j.background.Go(func() {
 		t := time.NewTicker(j.opt.SweepInterval)
 		defer t.Stop()
@@ -50,6 +51,23 @@ func (j *Journal) startSweeper(newest time.Time) {
 			}
 		}
 	})
+}
+
+// watchSpace looks at the free space while nothing is committed: a flush of the
+// store may be under way, and the ballast is there for it.
+func (j *Journal) watchSpace() {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			_ = j.space.write(j) // gives the ballast up where it has to
+		case <-j.closing:
+			return
+		case <-j.poisoned:
+			return
+		}
+	}
 }
 
 // expired is one result whose time has come.

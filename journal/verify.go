@@ -147,16 +147,12 @@ func (v *verifier) readWitness(raw []rawSegment) error {
 	}
 	for i := range w.segments {
 		s := &w.segments[i]
-		var lostFirst, lostLast uint64
-		if i+1 < len(w.segments) {
-			lostFirst, lostLast = w.segments[i+1].lostFirst, w.segments[i+1].lost
-		}
-		if s.base.seq > 0 && s.base.seq <= v.head.seq {
+		if s.base.seq > 0 && s.base.seq <= v.head.seq && !w.left(i, s.base.group) && !w.left(i-1, s.base.group) {
 			v.marks[s.base.seq] = s.base.hash
 		}
 		for k := range s.records {
 			r := &s.records[k]
-			if lostLast > 0 && r.group >= lostFirst && r.group <= lostLast {
+			if w.left(i, r.group) {
 				continue
 			}
 			if r.headSeq > v.head.seq || r.group > v.head.group {

@@ -142,7 +142,7 @@ type segmentInfo struct {
 	// base is the store's position at that moment, base.group the last group that
 	// store or witness had reached.
 	base head
-	// lostFirst to lost, if not 0, are the groups of the segment before that the store
+	// lostFirst to lost, if not 0, are the groups of segments before that the store
 	// turned out not to have: their records name actions that may be missing.
 	lostFirst, lost uint64
 }
@@ -203,6 +203,17 @@ type witnessState struct {
 	segments []segment // ascending, without a gap; empty: no witness yet
 	// unfinished is a segment whose header never became durable: it holds nothing.
 	unfinished uint64
+}
+
+// left reports whether a group that segment i holds is on a branch that a later start
+// left: the store turned out not to have it.
+func (w *witnessState) left(i int, group uint64) bool {
+	for k := i + 1; k < len(w.segments); k++ {
+		if s := &w.segments[k]; s.lost > 0 && group >= s.lostFirst && group <= s.lost {
+			return true
+		}
+	}
+	return false
 }
 
 // last returns the position that the witness had reached: the last group's, or that

@@ -113,7 +113,9 @@ func (a *app) mcp(ctx context.Context, flags *mcpFlags) (err error) {
 	case err = <-served:
 	case err = <-fatal:
 		cancel()
-		_ = <-served // it ends because of that
+		if serr := <-served; serr != nil && !errors.Is(serr, context.Canceled) {
+			_, _ = fmt.Fprintf(a.stderr, "waybill: mcp: %v\n", serr)
+		}
 		return err
 	}
 	if err == nil || ctx.Err() != nil || brokenPipe(err) {

@@ -332,6 +332,13 @@ func TestMCPTools(t *testing.T) {
 			if n := len(b.arrivals()); n != 3 {
 				t.Errorf("%d arrivals", n)
 			}
+			if h.cmd != nil {
+				// A signal ends it in good order, with the pipe still open.
+				_ = h.cmd.Process.Signal(syscall.SIGTERM)
+				if err := h.cmd.Wait(); err != nil {
+					t.Errorf("ended with %v\n%s", err, h.stderr)
+				}
+			}
 		})
 	}
 }

@@ -14,9 +14,6 @@ type Hooks struct {
 	// NoChain skips the walk of the hash chain at start-up and in Verify. A
 	// control: the tests of altered and missing events must fail with it.
 	NoChain bool
-	// NoSpaceGate measures free space and admits everything. A control: the tests
-	// of the full disk must fail with it.
-	NoSpaceGate bool
 	// FreeBytes, if not nil, stands for the file system's free space.
 	FreeBytes func() int64
 	// SegmentSlots is the number of records of a witness segment; 0: the default.

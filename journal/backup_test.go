@@ -1,0 +1,145 @@
+package journal
+
+import (
+	"bytes"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"waybill/dispatch"
+	"waybill/internal/contract"
+	"waybill/journal/internal/hooks"
+	"waybill/outcome"
+)
+
+// TestBackup: a copy taken under load is one moment of the journal; restored it
+// verifies, is in quarantine, and goes on after an acknowledgement.
+func TestBackup(t *testing.T) {
+	contract.Covers(t, "M5", "M7")
+	dir := tempDir(t)
+	j := openTest(t, dir, &hooks.Hooks{NoSync: true, SegmentSlots: 64})
+	before := newID()
+	mustAppend(t, j, toDispatch(before, "ci", "before", "f"))
+	mustAppend(t, j, toResult(before, bytes.Repeat([]byte("kept"), 50000)))
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				id := newID()
+				if _, err := j.Append(bg, toDispatch(id, "ci", "", "f")); err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := j.Append(bg, toResult(id, []byte("x"))); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	var file bytes.Buffer
+	info, err := j.Backup(bg, &file)
+	if err != nil || info.Seq == 0 {
+		t.Fatalf("%+v %v", info, err)
+	}
+	close(stop)
+	wg.Wait()
+	after := newID()
+	mustAppend(t, j, toDispatch(after, "ci", "", "f"))
+	closeTest(t, j)
+	key, err := ReadKey(filepath.Join(dir, nameKey))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(file.Bytes(), []byte("kept")) || bytes.Contains(file.Bytes(), before[:]) || bytes.Contains(file.Bytes(), key) {
+		t.Error("the backup is readable")
+	}
+
+	to := filepath.Join(t.TempDir(), "journal")
+	again, err := Restore(bg, bytes.NewReader(file.Bytes()), to, key, nil)
+	if err != nil || again != info {
+		t.Fatalf("%+v %+v %v", again, info, err)
+	}
+	_, err = Restore(bg, bytes.NewReader(file.Bytes()), to, key, nil)
+	wantErr(t, err, fs.ErrExist)
+	j, r := openWith(t, testOptions(to, nil))
+	if !r.Quarantined || r.Seq != info.Seq {
+		t.Fatalf("%+v", r)
+	}
+	_, err = j.Action(bg, after)
+	wantErr(t, err, dispatch.ErrQuarantined)
+	wantErr(t, j.Admit(), dispatch.ErrQuarantined)
+	if rec := mustAction(t, j, before); rec.Facts.Outcome != outcome.Committed {
+		t.Errorf("%v", rec.Facts)
+	}
+	if err := j.Acknowledge("the machine is gone; this is its last backup"); err != nil {
+		t.Fatal(err)
+	}
+	closeTest(t, j)
+	for range 2 {
+		if j, r = openWith(t, testOptions(to, nil)); r.Quarantined || len(r.Lost) != 0 {
+			t.Fatalf("%+v", r)
+		}
+		mustAppend(t, j, toDispatch(newID(), "ci", "", "f"))
+		mustVerify(t, j)
+		_, body, err := j.OpenResult(bg, before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := io.Copy(io.Discard, body); err != nil || n != 200000 {
+			t.Errorf("%d bytes, %v", n, err)
+		}
+		closeTest(t, j)
+	}
+
+	// Beside a witness that is newer, a store that was put back is noticed as ever.
+	copyDir(t, filepath.Join(dir, nameWitness), filepath.Join(to, nameWitness))
+	if j, _, err := Open(testOptions(to, nil)); err == nil {
+		if !j.Recovery().Quarantined {
+			t.Error("a newer witness was not noticed")
+		}
+		closeTest(t, j)
+	}
+
+	for _, c := range []struct {
+		name string
+		b    []byte
+		key  []byte
+		err  error
+	}{
+		{"cut", file.Bytes()[:file.Len()-1], key, ErrBackup},
+		{"cut at a part", file.Bytes()[:24], key, ErrBackup},
+		{"empty", nil, key, ErrBackup},
+		{"another file", bytes.Repeat([]byte("x"), 4096), key, ErrBackup},
+		{"another key", file.Bytes(), bytes.Repeat([]byte{1}, KeyBytes), ErrBackup},
+		{"newer", append([]byte("WBJBAK\x00\x02"), file.Bytes()[8:]...), key, ErrFormat},
+		{"a flipped bit", flipped(file.Bytes(), file.Len()/2), key, ErrBackup},
+		{"another store", flipped(file.Bytes(), 12), key, ErrBackup},
+	} {
+		to := filepath.Join(t.TempDir(), "journal")
+		_, err := Restore(bg, bytes.NewReader(c.b), to, c.key, nil)
+		if err == nil {
+			t.Errorf("%s: restored", c.name)
+			continue
+		}
+		wantErr(t, err, c.err)
+		if left, _ := os.ReadDir(filepath.Dir(to)); len(left) != 0 {
+			t.Errorf("%s: left %v", c.name, left)
+		}
+	}
+}
+
+func flipped(b []byte, at int) []byte {
+	out := bytes.Clone(b)
+	out[at] ^= 4
+	return out
+}
