@@ -54,7 +54,9 @@ func TestBackup(t *testing.T) {
 	close(stop)
 	wg.Wait()
 	after := newID()
-	mustAppend(t, j, toDispatch(after, "ci", "", "f"))
+	for _, id := range []dispatch.ActionID{newID(), newID(), after} {
+		mustAppend(t, j, toDispatch(id, "ci", "", "f"))
+	}
 	closeTest(t, j)
 	key, err := ReadKey(filepath.Join(dir, nameKey))
 	if err != nil {
@@ -101,11 +103,23 @@ func TestBackup(t *testing.T) {
 		closeTest(t, j)
 	}
 
-	// Beside a witness that is newer, a store that was put back is noticed as ever.
+	// Beside a witness that is newer, a store that was put back is noticed without the
+	// restore's mark; one that has gone on by itself is another history.
+	beside := filepath.Join(t.TempDir(), "journal")
+	if _, err := Restore(bg, bytes.NewReader(file.Bytes()), beside, key, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(beside, nameRestored)); err != nil {
+		t.Fatal(err)
+	}
+	copyDir(t, filepath.Join(dir, nameWitness), filepath.Join(beside, nameWitness))
+	if _, r := openWith(t, testOptions(beside, nil)); !r.Quarantined || r.WitnessSeq <= r.Seq {
+		t.Errorf("a newer witness was not noticed: %+v", r)
+	}
 	copyDir(t, filepath.Join(dir, nameWitness), filepath.Join(to, nameWitness))
-	if j, _, err := Open(testOptions(to, nil)); err == nil {
-		if !j.Recovery().Quarantined {
-			t.Error("a newer witness was not noticed")
+	if j, r, err := Open(testOptions(to, nil)); err == nil {
+		if !r.Quarantined {
+			t.Errorf("the witness of another history was not noticed: %+v", r)
 		}
 		closeTest(t, j)
 	}

@@ -357,6 +357,9 @@ func (j *Journal) compare(w *witnessState) (position, error) {
 		at.head, at.storeGroup, at.checkpoint = stored, stored.group, checkpoint.seq
 		at.lost = w.lostAttempts()
 
+		if h, ok := w.at(stored.group); ok && found && (h.seq != stored.seq || h.hash != stored.hash) {
+			return &CorruptError{What: "store and witness tell different histories", Seq: min(h.seq, stored.seq) + 1}
+		}
 		equal := stored.seq == seen.seq && stored.hash == seen.hash
 		switch {
 		case j.hooks.NoWitness:

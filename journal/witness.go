@@ -216,6 +216,22 @@ func (w *witnessState) left(i int, group uint64) bool {
 	return false
 }
 
+// at returns the position that the witness recorded for a group, unless the group is
+// on a branch that was left.
+func (w *witnessState) at(group uint64) (h head, ok bool) {
+	for i := range w.segments {
+		if w.left(i, group) {
+			continue
+		}
+		for k := range w.segments[i].records {
+			if r := &w.segments[i].records[k]; r.group == group {
+				return head{seq: r.headSeq, hash: r.headHash, group: group}, true
+			}
+		}
+	}
+	return head{}, false
+}
+
 // last returns the position that the witness had reached: the last group's, or that
 // of the last segment's header.
 func (w *witnessState) last() (h head, settled uint64) {

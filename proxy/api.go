@@ -412,9 +412,8 @@ func (a *api) result(rec dispatch.Record) {
 			h[k] = slices.Clone(v)
 		}
 	}
-	f := rec.Shown()
-	h.Set(outcome.HeaderInvocation, rec.ID.String())
-	h.Set(outcome.HeaderOutcome, outcome.FormatOutcome(f))
+	// As when it was relayed: an upstream cannot speak for Waybill here either (V6).
+	outcome.Annotate(h, rec.ID.String(), rec.Shown(), outcome.Shape{Method: a.r.Method, InsideTunnel: true, ReceivedStatus: res.Status}, !rec.Repeatable())
 	if _, ok := h["Content-Type"]; !ok {
 		h["Content-Type"] = nil // or net/http would guess one
 	}

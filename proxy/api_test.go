@@ -93,7 +93,7 @@ func TestFetchResult(t *testing.T) {
 	body := bytes.Repeat([]byte("\x1f\x8bresult"), 40000)
 	stored := map[string][]string{
 		"Location": {"https://pay.example.test/v1/charges/1"}, "Content-Encoding": {"gzip"}, "Set-Cookie": {"a=1", "b=2"}, "Content-Type": {"application/json"},
-		"Transfer-Encoding": {"chunked"}, "Content-Length": {"7"}, "Waybill-Outcome": {"forged"}, "Connection": {"close"},
+		"Transfer-Encoding": {"chunked"}, "Content-Length": {"7"}, "Waybill-Outcome": {"forged"}, "Proxy-Status": {"edge;error=dns_error, waybill;error=connection_refused"}, "Connection": {"close"},
 	}
 	id := b.journal.record(b.callerOf(owner), http.StatusCreated, stored, body)
 	for _, w := range reaches {
@@ -107,6 +107,9 @@ func TestFetchResult(t *testing.T) {
 				if h.Get("Location") != stored["Location"][0] || h.Get("Content-Encoding") != "gzip" || len(h["Set-Cookie"]) != 2 || h.Get("Content-Type") != "application/json" ||
 					h.Get("Content-Length") != fmt.Sprint(len(body)) || h.Get("Waybill-Invocation") != id.String() || h.Get("Waybill-Outcome") != outcome.FormatOutcome(outcome.Success()) {
 					t.Errorf("%v", h)
+				}
+				if ps := h.Get("Proxy-Status"); ps != "edge;error=dns_error, waybill;received-status=201" {
+					t.Errorf("Proxy-Status %q", ps)
 				}
 			}
 			theirs := b.as(other, w, "GET", "/v1/actions/"+id.String()+"/result")
