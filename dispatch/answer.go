@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"net/http"
 	"strconv"
 	"time"
 
@@ -108,6 +109,15 @@ func (r *Record) Evidence() outcome.Evidence {
 		}
 	}
 	return ev
+}
+
+// ResultHeader returns the fields of a stored result as they are given out on a fetch:
+// the origin's end-to-end fields and Waybill's own, as when it was relayed (CONTRACT
+// H3, V6).
+func (r *Record) ResultHeader(res *Result) http.Header {
+	h := relayedHeader(res.Header)
+	outcome.Annotate(h, r.ID.String(), r.Shown(), outcome.Shape{InsideTunnel: true, ReceivedStatus: res.Status}, !r.Repeatable())
+	return h
 }
 
 // Envelope returns the record as the envelope of CONTRACT L1.

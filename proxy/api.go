@@ -407,13 +407,11 @@ func (a *api) result(rec dispatch.Record) {
 	}
 	defer func() { _ = body.Close() }()
 	h := a.w.Header()
-	for k, v := range res.Header {
-		if !outcome.IsMemberField(k) && !slices.Contains(notForwarded, http.CanonicalHeaderKey(k)) {
-			h[k] = slices.Clone(v)
+	for k, v := range rec.ResultHeader(&res) {
+		if !slices.Contains(notForwarded, k) {
+			h[k] = v
 		}
 	}
-	// As when it was relayed: an upstream cannot speak for Waybill here either (V6).
-	outcome.Annotate(h, rec.ID.String(), rec.Shown(), outcome.Shape{Method: a.r.Method, InsideTunnel: true, ReceivedStatus: res.Status}, !rec.Repeatable())
 	if _, ok := h["Content-Type"]; !ok {
 		h["Content-Type"] = nil // or net/http would guess one
 	}

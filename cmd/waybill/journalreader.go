@@ -128,14 +128,7 @@ func (r *journalReader) Result(ctx context.Context, id dispatch.ActionID) (*stor
 	case err != nil:
 		return nil, fail(exitFailure, "stored result: %w", err)
 	}
-	// As the running proxy gives it out.
-	h := http.Header(res.Header).Clone()
-	if h == nil {
-		h = http.Header{}
-	}
-	h.Set(outcome.HeaderInvocation, id.String())
-	h.Set(outcome.HeaderOutcome, outcome.FormatOutcome(rec.Shown()))
-	return &storedResult{Status: res.Status, Header: h, Body: body}, nil
+	return &storedResult{Status: res.Status, Header: rec.ResultHeader(&res), Body: body}, nil
 }
 
 // Close implements reader.
