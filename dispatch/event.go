@@ -234,7 +234,7 @@ type Response struct {
 	Bytes         int64  `json:"bytes,omitempty"`
 	ExpectedBytes *int64 `json:"expected_bytes,omitempty"`
 	Framing       string `json:"framing,omitempty"`
-	Digest        string `json:"digest,omitempty"` // of the body as it came
+	Digest        string `json:"digest,omitempty"` // of the body as it came; masked, where a secret was in it (C2)
 	// Redacted is the number of places at which a secret was masked (C5).
 	Redacted    int    `json:"redacted,omitempty"`
 	Hop         string `json:"hop,omitempty"`

@@ -381,6 +381,7 @@ func testRoutes() []routes.Route {
 		{Name: "block", Match: routes.Match{Hosts: []string{"block.example.test"}}, Inject: inject, Leak: routes.LeakBlock},
 		{Name: "hop", Match: routes.Match{Hosts: []string{"hop.example.test"}, Paths: []string{"/v1/**"}}, Inject: inject, Redirects: routes.RedirectsSameOrigin},
 		{Name: "store", Match: routes.Match{Hosts: []string{"store.example.test"}}, Inject: inject, RedirectFrom: []string{"https://pay.example.test"}},
+		{Name: "ended", Match: routes.Match{Hosts: []string{"ended.example.test"}}, Inject: inject, Contract: routes.Contract{EndMarker: "DONEC"}},
 		{Name: "marked", Match: routes.Match{Hosts: []string{"marked.example.test"}}, Contract: routes.Contract{EndMarker: "[DONE]"}},
 	}
 }

@@ -20,11 +20,11 @@ var describesBody = []string{"Content-Type", "Content-Encoding", "Content-Langua
 // follow returns the request that a redirect within the origin asks for, or nil when it
 // is to be relayed (CONTRACT R2): target, method and route are validated anew, and
 // nothing leaves the origin.
-func (a *action) follow(end *Ending) *Outgoing {
+func (a *action) follow(out *Outgoing, end *Ending) *Outgoing {
 	if a.route.Redirects != routes.RedirectsSameOrigin || !end.Complete || a.followed >= maxFollowed || len(end.Header["Location"]) != 1 {
 		return nil
 	}
-	method := a.out.Method
+	method := out.Method
 	switch end.Status {
 	case http.StatusMovedPermanently, http.StatusFound:
 		if method == http.MethodPost {
@@ -39,12 +39,15 @@ func (a *action) follow(end *Ending) *Outgoing {
 		return nil
 	}
 	location := end.Header["Location"][0]
-	t, path, query, hasQuery, same, ok := locationOf(location, a.out.Target)
-	if !ok || t != a.out.Target {
+	if strings.TrimSpace(location) == "" {
+		return nil // clients relay it to whoever asked
+	}
+	t, path, query, hasQuery, same, ok := locationOf(location, out.Target)
+	if !ok || t != out.Target {
 		return nil
 	}
 	if same {
-		path, query, hasQuery = relativeTo(location, a.out.RawPath)
+		path, query, hasQuery = relativeTo(location, out.RawPath)
 	}
 	if path == "*" || routes.CheckPath(path) != nil || !plainQuery(query) {
 		return nil
@@ -52,10 +55,10 @@ func (a *action) follow(end *Ending) *Outgoing {
 	if r, _ := a.binding.Snapshot.Match(method, t, path); r != a.route {
 		return nil
 	}
-	next := *a.out
-	next.Header = a.out.Header.Clone()
+	next := *out
+	next.Header = out.Header.Clone()
 	next.Method, next.RawPath, next.RawQuery, next.HasQuery = method, path, query, hasQuery
-	if method != a.out.Method {
+	if method != out.Method {
 		next.Body, next.Length = nil, 0
 		for _, name := range describesBody {
 			delete(next.Header, name)
@@ -83,22 +86,25 @@ func relativeTo(ref, base string) (path, query string, hasQuery bool) {
 // F1). It returns nil when the redirect is to be relayed after all, since nothing of
 // the new attempt was handed over; an error when its record is indeterminate.
 func (a *action) again(ctx context.Context, next *Outgoing, end *Ending, sink *resultSink) (Conn, error) {
+	rest := restUnsafe // as for any other hand-over (E3)
+	if a.route.Repeatable(next.Method) {
+		rest = restRepeatable
+	}
 	tctx, cancel := context.WithTimeout(ctx, a.route.Limits.Connect)
-	conn, err := a.p.cfg.Transport.Connect(tctx, &Order{Target: next.Target, Upstream: &a.route.Upstream, Identity: a.identity, MaxRest: restRepeatable})
+	conn, err := a.p.cfg.Transport.Connect(tctx, &Order{Target: next.Target, Upstream: &a.route.Upstream, Identity: a.identity, MaxRest: rest})
 	cancel()
 	if err != nil {
 		s := setupError(err)
 		a.late = append(a.late, Event{Type: AttemptFailed, Attempt: a.tries + 1, At: a.now(), Ended: &Ended{Facts: setupFacts(s), Stage: s.Stage, Reason: s.Reason, Source: outcome.TransportObserved, Peer: s.Peer}})
 		return nil, nil //nolint:nilnil // no connection and no error: relayed
 	}
-	before, events := a.out, a.events
+	events := a.events
 	a.evidence(end, sink)
 	a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: &Ended{Facts: outcome.Success(), Source: outcome.RemoteResponse, Followed: true}})
 	info := conn.Info()
 	info.Unresolved = a.advice
 	a.tries++
 	a.followed++
-	a.out = next
 	a.add(Event{Type: DispatchStarted, Attempt: a.tries, Dispatch: &info})
 	_, err = a.append(context.WithoutCancel(ctx), a.accepted.Relaxed)
 	if err == nil {
@@ -108,7 +114,7 @@ func (a *action) again(ctx context.Context, next *Outgoing, end *Ending, sink *r
 	if errors.Is(err, ErrNotWritten) && !errors.Is(err, ErrIndeterminate) {
 		a.tries--
 		a.followed--
-		a.out, a.events = before, events
+		a.events = events
 		return nil, nil //nolint:nilnil // no connection and no error: relayed
 	}
 	return nil, err

@@ -56,6 +56,11 @@ func (s *screen) stop(reason string) {
 	s.held.Reset()
 }
 
+// interim masks the fields of a 1xx answer in place and reports whether it may be
+// passed on. It is called while the answer is on its way, from another goroutine than
+// the rest, and changes nothing of the screen.
+func (s *screen) interim(h http.Header) bool { return s.guard.MaskHeader(h) == 0 || !s.block }
+
 // header masks the fields of a head or a trailer in place.
 func (s *screen) header(h http.Header) { s.found(s.guard.MaskHeader(h)) }
 
@@ -129,8 +134,9 @@ func (s *screen) release(n int) []byte {
 }
 
 // end returns the rest of a whole body. What was held back of a body that broke off
-// stays held back: it may be most of a secret.
-func (s *screen) end(complete bool) []byte {
+// stays held back: it may be most of a secret. cut: it broke off behind its end marker,
+// and counts as whole; what may be a piece of a secret is masked.
+func (s *screen) end(complete, cut bool) []byte {
 	var rest []byte
 	if s.inspector != nil {
 		found, err := s.inspector.Close()
@@ -142,6 +148,14 @@ func (s *screen) end(complete bool) []byte {
 	}
 	if s.stream != nil && complete && s.reason == "" {
 		rest = s.stream.Flush(s.scratch[:0])
+		if cut && len(rest) >= tellable {
+			for i := range rest {
+				rest[i] = '*'
+			}
+			if s.found(1); s.reason != "" {
+				return nil
+			}
+		}
 	}
 	return rest
 }

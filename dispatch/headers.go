@@ -132,9 +132,14 @@ func outgoingHeader(s *Submission, r *routes.Route, pseudonym string) (http.Head
 	for _, name := range r.Strip {
 		h.Del(name)
 	}
-	// The body was spooled: Waybill answered a 100-continue itself, and frames the
-	// request anew.
-	h.Del("Expect")
+	// The body was spooled: Waybill answered a 100-continue itself. A caller that asked
+	// wants no upload for nothing, so the origin is asked, too (RFC 9110 §10.1.1): one
+	// that refuses from the head gets none of the body. In HTTP/1.0 it means nothing.
+	expects := s.Protocol != "HTTP/1.0" && strings.EqualFold(strings.Join(h["Expect"], ","), "100-continue")
+	if h.Del("Expect"); expects {
+		h.Set("Expect", "100-continue")
+	}
+	// The request is framed anew.
 	h.Del("Content-Length")
 	h.Del("Host")
 	if _, sent := h["User-Agent"]; !sent {

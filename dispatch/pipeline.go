@@ -473,6 +473,7 @@ const reasonBodyBroken = "body_incomplete"
 // spool takes in the whole body: the fingerprint covers it (D1).
 func (a *action) spool(context.Context) *Refusal {
 	if a.s.Body == nil {
+		a.out.Header.Del("Expect")
 		a.print = fingerprint(a.out, nil)
 		return nil
 	}
@@ -500,6 +501,9 @@ func (a *action) spool(context.Context) *Refusal {
 		return refusal(outcome.CodeInvalidRequest, "request.body", reasonBodyBroken, "The body has another length than the request says.")
 	}
 	a.out.Length = body.length
+	if body.length == 0 {
+		a.out.Header.Del("Expect") // there is nothing to wait with
+	}
 	if body.length > 0 || a.s.ContentLength != 0 || carriesBody(a.s.Method) {
 		a.out.Body = bodyOf(body)
 	}

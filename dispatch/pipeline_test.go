@@ -445,13 +445,27 @@ func TestOutgoingHeader(t *testing.T) {
 	if got := h["Authorization"]; len(got) != 1 || got[0] != "Bearer "+testSecret {
 		t.Errorf("Authorization %d values, or not the injected one", len(got))
 	}
-	for _, gone := range []string{"Cookie", "Connection", "X-Nominated", "Proxy-Authorization", "Proxy-Connection", "Keep-Alive", "Te", "Waybill-Anything", "Expect", "Host", "Content-Length"} {
+	for _, gone := range []string{"Cookie", "Connection", "X-Nominated", "Proxy-Authorization", "Proxy-Connection", "Keep-Alive", "Te", "Waybill-Anything", "Host", "Content-Length"} {
 		if _, there := h[gone]; there {
 			t.Errorf("%s was forwarded", gone)
 		}
 	}
 	if h.Get("Accept") != "a/b" || h.Get("Via") != "1.1 waybill-test" || len(h["Accept-Encoding"]) != 0 {
 		t.Errorf("%v", h["Via"])
+	}
+	if h.Get("Expect") != "100-continue" {
+		t.Error("the caller asked first, and the origin is not asked (UP-02)")
+	}
+	for name, change := range map[string]func(*Submission){
+		"nothing to wait with": func(s *Submission) { s.Body, s.ContentLength = strings.NewReader(""), 0 },
+		"no body":              func(s *Submission) { s.Body, s.ContentLength = nil, 0 },
+		"HTTP/1.0":             func(s *Submission) { s.Protocol = "HTTP/1.0" },
+	} {
+		b, s := newBench(t), post("pay.example.test", "/v1/x", "a", "Expect", "100-continue")
+		change(s)
+		if b.Do(t.Context(), s); b.tr.count() != 1 || b.tr.sent[0].Header.Get("Expect") != "" {
+			t.Errorf("%s: Expect was forwarded", name)
+		}
 	}
 	b, _ = send("key", "Authorization", "Bearer dummy")
 	if h := b.tr.sent[0].Header; h.Get("X-Api-Key") != testSecret || h.Get("Authorization") != "" {

@@ -76,7 +76,7 @@ func TestLocations(t *testing.T) {
 	base := routes.Target{Scheme: "https", Host: "pay.example.test", Port: 443}
 	for loc, want := range map[string]string{
 		"https://evil.example.test": "https://evil.example.test:443/", "HTTPS://Evil.Example.test:8443/a?b": "https://evil.example.test:8443/a?b",
-		"//evil.example.test?x": "https://evil.example.test:443/?x", "http:///nohost": "", "javascript:alert(1)": "", "mailto:a@b": "", "https:evil": "",
+		"//evil.example.test?x": "https://evil.example.test:443/?x", "http:///nohost": "http://nohost:80/", "javascript:alert(1)": "", "mailto:a@b": "", "https:evil": "",
 		"/rel": "same", "rel": "same", "?q": "same", "": "same", "./a:b": "same", "https://bad host/": "",
 	} {
 		tg, path, query, hasQuery, same, ok := locationOf(loc, base)

@@ -38,9 +38,10 @@ func (a *action) run(conn Conn) {
 
 	a.mu.Lock()
 	a.settled = true
+	begun := a.reply != nil
 	left, cause, undelivered := a.left, a.cause, a.undelivered
 	a.mu.Unlock()
-	if sink.st != nil {
+	if begun {
 		sink.endStream(reply)
 		if left {
 			a.lateLeaving(cause)
@@ -87,7 +88,7 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 			conn.Release()
 		}
 		_ = sink.drain()
-		sink.screen.end(false)
+		sink.screen.end(false, false)
 		a.events = nil
 		f := unresolvedFacts(outcome.Reconcile)
 		f.Code = outcome.CodeInternal
@@ -96,13 +97,14 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), a.route.Limits.Timeout)
 	defer cancel()
+	out := a.out // a.out stays what it was: the caller's goroutine may look at it
 	for {
-		ending := conn.Exchange(ctx, a.out, sink)
+		ending := conn.Exchange(ctx, out, sink)
 		end = &ending
 		released = true
 		conn.Release()
 		killpoint.At("dispatch-exchanged")
-		next := a.follow(end)
+		next := a.follow(out, end)
 		if next == nil {
 			break
 		}
@@ -115,7 +117,7 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 		if c == nil {
 			break
 		}
-		conn, released = c, false
+		conn, released, out = c, false, next
 		sink.restart()
 	}
 	a.stage(metrics.StageRemote)
@@ -133,6 +135,7 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 	ended := sink.settle(end)
 	stored := errors.Join(ended, sink.drain())
 	a.evidence(end, sink)
+	a.events = append(a.events, a.late...)
 	var facts outcome.Facts
 	switch {
 	case end.SinkErr != nil:
@@ -156,17 +159,21 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 		a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: ended})
 		return a.commitUnresolved(facts)
 	}
+	if end.Status/100 == 3 {
+		oneLocation(sink.header)
+	}
 	result := sink.finish(end)
 	result.ExpiresAt = a.now().Add(a.route.Limits.Retention)
-	if to := relayedRedirect(end.Status, end.Header["Location"], a.out.Target); to != "" {
+	// As it is relayed, masks included: that is where the caller will go.
+	if to := relayedRedirect(end.Status, sink.header["Location"], a.out.Target); to != "" {
 		result.RedirectTo, result.RedirectFrom = to, a.out.Target.Origin()
 	}
 	a.add(Event{Type: ResultCommitted, Attempt: a.tries, Ended: a.ended(facts, end, outcome.RemoteResponse), Result: result})
-	a.events = append(a.events, a.late...)
 	a.noteLeaving()
 	// An answer that is read back from the journal must be there: a relaxed append
-	// returns before (F1 waives the wait, not the answer).
-	relaxed := a.accepted.Relaxed && sink.stored == 0 || control.Off("H1-durable-before-answer")
+	// returns before (F1 waives the wait, not the answer). So must a redirect be that
+	// the caller may follow at once (R3), and the marker that ends a stream (H9).
+	relaxed := a.accepted.Relaxed && sink.stored == 0 && sink.st == nil && result.RedirectTo == "" || control.Off("H1-durable-before-answer")
 	receipt, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: a.events, Chunks: sink.pending(), Relaxed: relaxed})
 	if err != nil {
 		return a.storeFailed(end, err)
@@ -186,18 +193,20 @@ func (a *action) evidence(end *Ending, sink *resultSink) {
 	if end.Status == 0 {
 		return
 	}
-	r := a.response(end)
+	r := a.response(end, sink.screen)
 	a.add(Event{Type: ResponseStarted, Attempt: a.tries, Response: r})
 	if end.Complete {
 		whole := *r
-		whole.Digest, whole.Redacted = digestText(sink.wire), sink.screen.masked
+		whole.Digest, whole.Redacted = sink.digest(), sink.screen.masked
 		a.add(Event{Type: ResponseComplete, Attempt: a.tries, Response: &whole})
 	}
 }
 
-func (a *action) response(end *Ending) *Response {
+func (a *action) response(end *Ending, scr *screen) *Response {
 	r := &Response{Status: end.Status, Bytes: end.Bytes, ExpectedBytes: end.Expected, Framing: end.Framing}
-	if ps := capped(strings.Join(end.Header["Proxy-Status"], ", "), 512); ps != "" && !a.tells(ps) {
+	// Encoded secrets are looked for before it is cut, pieces of plain ones afterwards (C5).
+	all, masked := scr.guard.MaskString(strings.Join(end.Header["Proxy-Status"], ", "))
+	if ps := capped(all, 512); ps != "" && masked == 0 && !a.tells(ps) {
 		// An intermediary's word about its own attempt (G10).
 		r.ProxyStatus = ps
 		r.Hop = "intermediary"
@@ -393,7 +402,7 @@ type resultSink struct {
 	buf    bytes.Buffer
 	stored int // chunks in the journal
 	total  int64
-	tail   []byte // the end of the body, for end markers and events
+	tail   []byte // the end of the body as it came, for end markers
 
 	// A streamed answer; nil: a buffered one. The fields below are its pump's, under mu.
 	st      *stream
@@ -410,17 +419,14 @@ func (s *resultSink) Informational(status int, h http.Header) {
 	if s.a.s.Informational == nil || status <= http.StatusSwitchingProtocols || status >= http.StatusOK {
 		return
 	}
+	out := relayedHeader(h)
+	if !s.screen.interim(out) {
+		return
+	}
 	select {
-	case s.a.interims <- interim{status, s.masked(h)}:
+	case s.a.interims <- interim{status, out}:
 	default: // the caller does not keep up; nothing depends on a 1xx
 	}
-}
-
-// masked returns the end-to-end fields of a 1xx answer, without secrets.
-func (s *resultSink) masked(h http.Header) http.Header {
-	out := relayedHeader(h)
-	s.screen.header(out)
-	return out
 }
 
 func (s *resultSink) Head(status int, h http.Header, length int64) error {
@@ -438,7 +444,21 @@ func (s *resultSink) Head(status int, h http.Header, length int64) error {
 
 func (s *resultSink) Body(p []byte) error {
 	s.wire.Write(p)
+	s.keepTail(p)
 	return s.take(s.screen.body(p))
+}
+
+// digest is that of the body as it came, but where a secret was in it: whoever knows the
+// rest could try secrets out on it (C2, C5). Then it is that of what is stored.
+func (s *resultSink) digest() string {
+	switch {
+	case s.screen.reason != "":
+		return ""
+	case s.screen.masked > 0:
+		return digestText(s.hash)
+	default:
+		return digestText(s.wire)
+	}
 }
 
 // settle takes what the screen held back, and the trailer of a complete answer.
@@ -447,7 +467,7 @@ func (s *resultSink) settle(end *Ending) error {
 		s.trailer = relayedTrailer(end.Trailer)
 		s.screen.header(s.trailer)
 	}
-	return s.take(s.screen.end(end.Complete))
+	return s.take(s.screen.end(end.Complete, end.Framing == framingMarker))
 }
 
 // take stores or queues bytes that may be seen.
@@ -457,7 +477,6 @@ func (s *resultSink) take(p []byte) error {
 	}
 	s.hash.Write(p)
 	s.total += int64(len(p))
-	s.keepTail(p)
 	if s.st != nil {
 		return s.queue(p)
 	}
@@ -485,7 +504,7 @@ func (s *resultSink) restart() {
 	s.hash.Reset()
 	s.wire.Reset()
 	s.buf.Reset()
-	s.screen.end(false)
+	s.screen.end(false, false)
 	s.screen = newScreen(s.a.secrets, s.a.route.Leak)
 	s.status, s.header, s.length, s.stored, s.total, s.tail = 0, nil, -1, 0, 0, nil
 }

@@ -5,7 +5,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
+	"maps"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"sync"
 
@@ -37,11 +40,15 @@ type stream struct {
 	held    []byte        // the end of a body of declared length, kept until it is committed (H9)
 	ended   bool
 	err     error
-	trailer http.Header
+	trailer http.Header // of a complete answer
 }
 
+// errStreamShort ends a streamed answer that is complete by its end marker, with fewer
+// bytes than its head declared (G13): the caller cannot have it whole this way.
+var errStreamShort = errors.New("dispatch: the streamed answer is shorter than declared")
+
 func newStream(a *action, expected int64) *stream {
-	return &stream{a: a, expected: expected, change: make(chan struct{}), trailer: make(http.Header)}
+	return &stream{a: a, expected: expected, change: make(chan struct{})}
 }
 
 func (s *stream) changed() {
@@ -76,18 +83,26 @@ func (s *stream) push(data []byte) {
 }
 
 // finish ends the stream: cleanly with err nil, after the result is durable, else
-// abnormally, behind one last event where the caller reads events.
-func (s *stream) finish(err error, f outcome.Facts, last []byte) {
+// abnormally, behind one last event where the caller reads events. last makes it from
+// the end of what was released.
+func (s *stream) finish(err error, trailer http.Header, last func(tail []byte) []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err == nil && s.held != nil {
+	switch {
+	case err == nil && s.expected >= 0 && s.bytes != s.expected:
+		err = errStreamShort
+	case err == nil && s.held != nil:
 		s.push(s.held)
+	case err != nil && last != nil:
+		var tail []byte
+		if n := len(s.cache); n > 0 {
+			tail = s.cache[n-1]
+		}
+		if event := last(tail); len(event) > 0 {
+			s.push(event)
+		}
 	}
-	if err != nil && len(last) > 0 {
-		s.push(last)
-	}
-	s.trailer.Set(outcome.HeaderOutcome, outcome.FormatOutcome(f))
-	s.ended, s.err = true, err
+	s.trailer, s.ended, s.err = trailer, true, err
 	s.changed()
 }
 
@@ -128,11 +143,17 @@ type streamBody struct {
 	ctx   context.Context //nolint:containedctx // the caller's, for as long as the body is read
 	i     int
 	chunk []byte
+	// trailer is the reply's, nil where there is none. It belongs to whoever reads: the
+	// front looks at it while the answer still arrives.
+	trailer http.Header
 }
 
 func (b *streamBody) Read(p []byte) (int, error) {
 	for len(b.chunk) == 0 {
 		data, err := b.s.next(b.ctx, b.i)
+		if errors.Is(err, io.EOF) && b.trailer != nil {
+			maps.Copy(b.trailer, b.s.ending())
+		}
 		if err != nil {
 			return 0, err
 		}
@@ -146,10 +167,23 @@ func (b *streamBody) Read(p []byte) (int, error) {
 
 func (b *streamBody) Close() error { return nil }
 
+// ending returns the trailer fields of a complete answer.
+func (s *stream) ending() http.Header {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.trailer
+}
+
 // streams reports whether the answer is relayed while it arrives (CONTRACT H5).
 func (s *resultSink) streams() bool {
 	r := s.a.route
 	switch {
+	case s.length == 0:
+		// The head alone would be the whole answer, before the marker (H9).
+		return false
+	case s.screen.reason != "":
+		// Withheld already: not even its head is relayed (C5).
+		return false
 	case r.Delivery == routes.DeliveryBuffered, s.status/100 != 2, s.a.s.Method == http.MethodHead, s.status == http.StatusNoContent:
 		return false
 	case s.a.s.Protocol == "HTTP/1.0" && s.length < 0:
@@ -186,19 +220,29 @@ func (s *resultSink) begin() {
 	shape := a.shape(&rec, f)
 	shape.ReceivedStatus = s.status
 	outcome.Annotate(h, a.id.String(), f, shape, false)
-	reply := &Reply{ID: a.id, Record: rec, Status: s.status, Header: h, ContentLength: s.length, Streamed: true,
-		Body: &streamBody{s: s.st, ctx: a.caller}, HandedOver: a.streamHandedOver}
+	body := &streamBody{s: s.st, ctx: a.caller}
+	reply := &Reply{ID: a.id, Record: rec, Status: s.status, Header: h, ContentLength: s.length, Streamed: true, Body: body, HandedOver: a.streamHandedOver}
 	if a.takesTrailers() {
-		reply.Trailer = s.st.trailer
+		body.trailer = make(http.Header)
+		reply.Trailer = body.trailer
 	}
-	a.publish(reply)
+	if left := a.publish(reply); left {
+		// Nobody will read it (H2).
+		a.mu.Lock()
+		a.undelivered = true
+		a.mu.Unlock()
+	}
 }
 
 // takesTrailers reports whether the caller's protocol has room for the outcome after
-// the body: HTTP/2, or HTTP/1.1 with TE: trailers (RFC 9110 §6.5.1).
+// the body: HTTP/2, or HTTP/1.1 with TE: trailers (RFC 9110 §6.5.1). HTTP/1.0 has
+// no chunked coding, and needs its Content-Length to see an abnormal end.
 func (a *action) takesTrailers() bool {
-	if strings.HasPrefix(a.s.Protocol, "HTTP/2") {
+	switch {
+	case strings.HasPrefix(a.s.Protocol, "HTTP/2"):
 		return true
+	case a.s.Protocol == "HTTP/1.0":
+		return false
 	}
 	for _, line := range a.s.Header["Te"] {
 		for te := range strings.SplitSeq(line, ",") {
@@ -210,10 +254,19 @@ func (a *action) takesTrailers() bool {
 	return false
 }
 
+// errPump is what a panic while storing is told as; its value goes nowhere (C2).
+var errPump = errors.New("dispatch: storing a streamed answer ended abnormally")
+
 // pump stores what has come, chunk by chunk, and releases each once it is durable.
 // What comes meanwhile waits for the next chunk, at most one of full size.
 func (s *resultSink) pump() {
 	defer close(s.pumped)
+	defer func() {
+		if recover() != nil {
+			s.a.p.cfg.Logger.Error("panic in a stream", slog.String("action", s.a.id.String()), slog.Any("stack", string(debug.Stack())))
+			s.fail(errPump)
+		}
+	}()
 	for {
 		s.mu.Lock()
 		for s.waiting.Len() == 0 && !s.closed {
@@ -229,21 +282,23 @@ func (s *resultSink) pump() {
 		if control.Off("H4-stored-before-relayed") {
 			s.st.publish(data)
 		}
-		err := s.store(data)
-		s.mu.Lock()
-		if err != nil {
-			s.failed = err
-			s.waiting.Reset()
-			s.closed = true
-			s.room.Broadcast()
-			s.mu.Unlock()
+		if err := s.store(data); err != nil {
+			s.fail(err)
 			return
 		}
-		s.mu.Unlock()
 		if !control.Off("H4-stored-before-relayed") {
 			s.st.publish(data)
 		}
 	}
+}
+
+// fail ends storing: nothing further is taken.
+func (s *resultSink) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failed, s.closed = err, true
+	s.waiting.Reset()
+	s.room.Broadcast()
 }
 
 // queue hands bytes to the pump and waits while a full chunk is waiting already.
@@ -278,19 +333,22 @@ func (s *resultSink) drain() error {
 // complete answer.
 func (s *resultSink) endStream(reply *Reply) {
 	if reply.Envelope == nil {
-		s.st.finish(nil, reply.Record.Facts, nil)
+		trailer := http.Header{outcome.HeaderOutcome: {outcome.FormatOutcome(reply.Record.Facts)}}
+		maps.Copy(trailer, s.trailer)
+		s.st.finish(nil, trailer, nil)
 		return
 	}
-	s.st.finish(errStreamBroken, reply.Envelope.Facts(), s.lastEvent(reply.Envelope))
+	s.st.finish(errStreamBroken, nil, func(tail []byte) []byte { return s.lastEvent(reply.Envelope, tail) })
 }
 
 // lastEvent tells a reader of events what happened, in the form of the route's
-// dialect. In an encoded stream there is no place for it.
-func (s *resultSink) lastEvent(env *outcome.Envelope) []byte {
-	if !eventStream(s.header) || s.header.Get("Content-Encoding") != "" {
+// dialect. In an encoded stream there is no place for it – nor in one of declared
+// length, which it could fill up to a clean end.
+func (s *resultSink) lastEvent(env *outcome.Envelope, tail []byte) []byte {
+	if !eventStream(s.header) || s.header.Get("Content-Encoding") != "" || s.length >= 0 {
 		return nil
 	}
-	return env.LastEvent(outcome.Shape{Dialect: s.a.dialect()}, s.tail)
+	return env.LastEvent(outcome.Shape{Dialect: s.a.dialect()}, tail)
 }
 
 // streamHandedOver records that a streamed result did not reach its caller (H2). While
@@ -310,11 +368,18 @@ func (a *action) streamHandedOver(err error) {
 	}
 }
 
+// framingMarker is the framing of a body that broke off after its end marker.
+const framingMarker = "end_marker"
+
 // maxTail is how much of a body's end is kept to look for an end marker.
 const maxTail = 4 << 10
 
-// keepTail remembers the last bytes of the body.
+// keepTail remembers the last bytes of the body as it came: what the screen holds back
+// counts for the end marker, too.
 func (s *resultSink) keepTail(p []byte) {
+	if s.a.route.Contract.EndMarker == "" {
+		return
+	}
 	if len(p) >= maxTail {
 		s.tail = append(s.tail[:0], p[len(p)-maxTail:]...)
 		return
@@ -342,12 +407,15 @@ func (s *resultSink) applyMarker(end *Ending) string {
 	if marker == "" || end.Status/100 != 2 || s.a.s.Method == http.MethodHead || control.Off("G13-end-marker") {
 		return ""
 	}
+	if end.Status == http.StatusNoContent || end.Status == http.StatusResetContent {
+		return "" // no body by definition (RFC 9110 §15.3.5, §15.3.6)
+	}
 	switch has := s.marked(marker); {
 	case end.Complete && !has:
 		end.Complete, end.Code = false, outcome.CodeRemoteResultIncomplete
 		return "end_marker_missing"
 	case !end.Complete && has && end.Code == outcome.CodeRemoteResultIncomplete && end.SinkErr == nil:
-		end.Complete, end.Code, end.Framing = true, outcome.CodeNone, "end_marker"
+		end.Complete, end.Code, end.Framing = true, outcome.CodeNone, framingMarker
 	}
 	return ""
 }

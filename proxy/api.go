@@ -417,7 +417,8 @@ func (a *api) result(rec dispatch.Record) {
 	}
 	// The length of what is stored, not of what another method would have returned.
 	h.Set("Content-Length", strconv.FormatInt(res.Bytes, 10))
-	if len(res.Trailer) > 0 {
+	if len(res.Trailer) > 0 && a.r.ProtoAtLeast(1, 1) {
+		// HTTP/1.0 has no trailers, and without a length a body that breaks there looks whole.
 		h.Del("Content-Length")
 		for k := range res.Trailer {
 			h.Add("Trailer", k)

@@ -33,6 +33,11 @@ func (a *api) chunks(rec dispatch.Record, text string) {
 		a.fail(refusal(outcome.CodeInvalidRequest, "request.query.after_chunk", "bad_parameter", "Give the number of the last chunk you have; 0 for none."))
 		return
 	}
+	if rec.Facts.Code == outcome.CodeResultContainsSecret {
+		// Withheld, and so are the parts that were stored before the secret came (C5).
+		a.noResult(&rec, dispatch.ErrNoResult)
+		return
+	}
 	attempt, total := rec.ResultOf, -1
 	if rec.Result != nil {
 		total = rec.Result.Chunks
@@ -46,8 +51,13 @@ func (a *api) chunks(rec dispatch.Record, text string) {
 	} else if d := rec.Deciding(); d != nil {
 		attempt = d.N
 	}
-	var body bytes.Buffer
 	next := int(after)
+	if total >= 0 && next > total {
+		// It would be told "complete" of something it does not have.
+		a.fail(refusal(outcome.CodeInvalidRequest, "request.query.after_chunk", "bad_parameter", "The result has fewer chunks."))
+		return
+	}
+	var body bytes.Buffer
 	for n := 0; n < chunksPerAnswer && (total < 0 || next < total); n++ {
 		data, err := a.p.journal.Chunk(a.r.Context(), rec.ID, attempt, next)
 		if errors.Is(err, dispatch.ErrNoResult) && total < 0 {

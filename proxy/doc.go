@@ -22,6 +22,7 @@
 //     Content-Length fields and Transfer-Encoding together with Content-Length are
 //     refused, not repaired.
 //   - RFC 9110 §10.1.1: 100 (Continue) is sent by Waybill itself, because the body
-//     is spooled before the request is bound (D1); an unknown expectation is
-//     INVALID_REQUEST (400), not 417.
+//     is spooled before the request is bound (D1); the origin is then asked in its
+//     turn, before it gets the body. An unknown expectation is INVALID_REQUEST (400),
+//     not 417.
 package proxy

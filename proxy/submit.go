@@ -335,6 +335,9 @@ func (x *exchange) response(r *http.Request, reply *dispatch.Reply) *http.Respon
 		h["Content-Length"] = []string{strconv.FormatInt(reply.ContentLength, 10)}
 	}
 	trailer := reply.Trailer
+	if !r.ProtoAtLeast(1, 1) {
+		trailer = nil // no chunked coding: the length is what shows an abnormal end (H5)
+	}
 	if len(trailer) > 0 || reply.Streamed && trailer != nil {
 		delete(h, "Content-Length") // trailers need the chunked coding in HTTP/1.1
 	}
@@ -386,7 +389,8 @@ func (b *replyBody) WriteTo(w io.Writer) (int64, error) {
 	default:
 		n, err = io.Copy(w, onlyReader{b.r})
 	}
-	if err != nil && b.x.w.err == nil {
+	if err != nil && (b.x.w.err == nil || b.x.reply.Streamed) {
+		// Of a stream that was not written whole nothing may look like its end (H5).
 		b.abort(err)
 	}
 	if err == nil {

@@ -93,10 +93,15 @@ func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispat
 	defer stopIdle()
 
 	var headers, whole atomic.Bool
+	wrote := make(chan struct{})
+	var once sync.Once
 	interim := 0
 	trace := &httptrace.ClientTrace{
 		WroteHeaders: func() { headers.Store(true) },
-		WroteRequest: func(i httptrace.WroteRequestInfo) { whole.Store(i.Err == nil) },
+		WroteRequest: func(i httptrace.WroteRequestInfo) {
+			whole.Store(i.Err == nil)
+			once.Do(func() { close(wrote) })
+		},
 		Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
 			if interim++; interim > maxInterim {
 				return errInterim
@@ -105,13 +110,21 @@ func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispat
 			return nil
 		},
 	}
+	body := &sentBody{}
 	defer func() {
 		v := c.tap.view()
-		end.Sent = dispatch.Sent{Headers: headers.Load() && v.wrote > 0, Complete: whole.Load() && v.writeErr == nil}
+		if end.Complete && v.writeErr == nil && body.read.Load() >= out.Length {
+			// The answer may be here before net/http says that the request is out.
+			select {
+			case <-wrote:
+			case <-time.After(wroteWait):
+			}
+		}
+		end.Sent = dispatch.Sent{Headers: headers.Load() && v.wrote > 0, Complete: whole.Load() && v.writeErr == nil && body.read.Load() >= out.Length}
 		c.reusable.Store(end.Complete && v.writeErr == nil)
 	}()
 
-	req, err := request(httptrace.WithClientTrace(ctx, trace), out)
+	req, err := request(httptrace.WithClientTrace(ctx, trace), out, body)
 	if err != nil {
 		return dispatch.Ending{Code: outcome.CodeRemoteOutcomeUnknown, Err: err}
 	}
@@ -127,7 +140,23 @@ func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispat
 	return c.readBody(ctx, out, resp, sink)
 }
 
-func request(ctx context.Context, out *dispatch.Outgoing) (*http.Request, error) {
+// wroteWait bounds the wait for a marker that is diagnosis (F3).
+const wroteWait = 50 * time.Millisecond
+
+// sentBody counts what is taken of a request body to be written: net/http counts a
+// request as written whose body an origin did not want (Expect), too.
+type sentBody struct {
+	io.Reader
+	read atomic.Int64
+}
+
+func (b *sentBody) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	b.read.Add(int64(n))
+	return n, err
+}
+
+func request(ctx context.Context, out *dispatch.Outgoing, sent *sentBody) (*http.Request, error) {
 	path := out.RawPath
 	if path == "" {
 		path = "/"
@@ -148,11 +177,15 @@ func request(ctx context.Context, out *dispatch.Outgoing) (*http.Request, error)
 		if err != nil {
 			return nil, err
 		}
-		req.Body = io.NopCloser(body)
+		sent.Reader = body
+		req.Body = io.NopCloser(sent)
 		if out.Length == 0 {
 			req.Body = http.NoBody
 		}
 	}
+	// net/http sends a body that was refused by the head to keep the connection; an
+	// upload for nothing costs more than a connection.
+	req.Close = req.ContentLength > 0 && out.Header.Get("Expect") != ""
 	return req, nil
 }
 

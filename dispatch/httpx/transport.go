@@ -41,7 +41,10 @@ type Config struct {
 	MaxIdlePerKey int
 	// MaxRest closes pooled connections after this time; 0: 60 s.
 	MaxRest time.Duration
-	Logger  *slog.Logger
+	// ContinueWait is how long a request with Expect: 100-continue waits for the origin
+	// before its body is sent all the same (RFC 9110 §10.1.1); 0: 1 s.
+	ContinueWait time.Duration
+	Logger       *slog.Logger
 }
 
 const (
@@ -96,6 +99,9 @@ func New(cfg Config) *Transport {
 	if cfg.MaxRest == 0 {
 		cfg.MaxRest = time.Minute
 	}
+	if cfg.ContinueWait == 0 {
+		cfg.ContinueWait = time.Second
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -110,7 +116,7 @@ func New(cfg Config) *Transport {
 	}
 	base := func() *http.Transport {
 		return &http.Transport{DialContext: prepared, Proxy: nil, DisableCompression: true, MaxResponseHeaderBytes: maxResponseHeaderBytes,
-			WriteBufferSize: bufferBytes, ReadBufferSize: bufferBytes, Protocols: new(http.Protocols), MaxIdleConnsPerHost: 1}
+			ExpectContinueTimeout: cfg.ContinueWait, WriteBufferSize: bufferBytes, ReadBufferSize: bufferBytes, Protocols: new(http.Protocols), MaxIdleConnsPerHost: 1}
 	}
 	t.h1, t.h2 = base(), base()
 	t.h1.Protocols.SetHTTP1(true)
