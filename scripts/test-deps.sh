@@ -19,6 +19,7 @@ need gcc gcc                 # go test -race links with the C compiler
 need curl curl               # a client through the proxy
 need git git                 # a client through the proxy, and git http-backend as its upstream
 need openssl openssl         # looks at certificates from outside
+need mkfs.ext4 e2fsprogs     # a disk of its own that fills up and loses its power
 need strace strace           # orders fsync and the first write of a dispatch
 need python3 python3         # a client through the proxy
 need node nodejs             # a client through the proxy

@@ -93,7 +93,7 @@ var owners = []owner{
 	{"github.com/andybalholm/brotli", []string{"dispatch/leak"}, true},
 	{"github.com/klauspost/compress/zstd", []string{"dispatch/leak"}, true},
 	{"golang.org/x/net/http2", []string{"proxy", "dispatch/httpx"}, true},
-	{"golang.org/x/net/idna", []string{"routes"}, false},
+	{"golang.org/x/net/idna", []string{"routes", "dispatch"}, false},
 	{"golang.org/x/net/http/httpguts", []string{"routes", "inject", "proxy", "dispatch", "dispatch/httpx"}, false},
 	{"golang.org/x/crypto/chacha20poly1305", []string{"journal"}, false},      // sealed records; the standard library has it internally only
 	{"github.com/modelcontextprotocol/go-sdk", []string{"cmd/waybill"}, true}, // the official SDK; replaces JSON-RPC, sessions and streamable HTTP of our own

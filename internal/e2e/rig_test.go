@@ -47,7 +47,9 @@ type rig struct {
 
 type rigOptions struct {
 	origins map[string]string // host → address
+	first   string            // routes that come before the others, YAML
 	routes  string            // further routes, YAML
+	payPath string            // the paths of the route pay; "": all
 	top     string            // further top-level YAML
 	race    bool
 }
@@ -76,13 +78,17 @@ func newRig(t testing.TB, ca *testkit.CA, o rigOptions) *rig {
 	r.write("secret", r.canary.Value())
 	r.write("roots.pem", string(ca.PEM()))
 	var y strings.Builder
-	y.WriteString("version: 1\ncredentials:\n  pay: {from: {file: secret}, label: \"2026-11\"}\n" + o.top + "routes:\n")
+	y.WriteString("version: 1\ncredentials:\n  pay: {from: {file: secret}, label: \"2026-11\"}\n" + o.top + "routes:\n" + o.first)
 	route := func(host, more string) {
 		addr := o.origins[host]
 		if addr == "" {
 			addr = "127.0.0.1:1"
 		}
-		fmt.Fprintf(&y, "  - name: %s\n    match: {host: %s}\n    upstream: {roots: roots.pem, resolve: {%s: \"%s\"}%s}\n%s", strings.SplitN(host, ".", 2)[0], host, host, addr, plaintext(host), more)
+		path := ""
+		if host == payHost && o.payPath != "" {
+			path = fmt.Sprintf(", path: %q", o.payPath)
+		}
+		fmt.Fprintf(&y, "  - name: %s\n    match: {host: %s%s}\n    upstream: {roots: roots.pem, resolve: {%s: \"%s\"}%s}\n%s", strings.SplitN(host, ".", 2)[0], host, path, host, addr, plaintext(host), more)
 	}
 	bearer := "    inject: [{header: Authorization, value: \"Bearer ${secret}\", credential: pay}]\n"
 	route(payHost, bearer+"    limits: {timeout: 60s, retention: 1h}\n")

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -34,7 +35,7 @@ func readiness(t testing.TB, r *rig) (int, string) {
 // full, and goes on by itself when there is room.
 func TestDiskFull(t *testing.T) {
 	contract.Covers(t, "M5", "T5", "H8")
-	d := newDisk(t, 640)
+	d := testkit.NewDisk(t, 640)
 	ca := testkit.NewCA(t)
 	gates := map[string]*testkit.Gate{"/v1/slow/1": testkit.NewGate(t), "/v1/slow/2": testkit.NewGate(t)}
 	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(payHost), Handler: func(a testkit.Arrival) []testkit.Step {
@@ -44,7 +45,7 @@ func TestDiskFull(t *testing.T) {
 		return []testkit.Step{testkit.Reply(201, "made")}
 	}})
 	r := newRig(t, ca, rigOptions{origins: map[string]string{payHost: up.Addr()}})
-	r.data = filepath.Join(d.dir, "d")
+	r.data = filepath.Join(d.Dir, "d")
 	r.start()
 	pid := r.p.PID()
 	client := testkit.NewClient(t, testkit.ClientConfig{Proxy: r.addr, Roots: r.roots(), NoKeepAlive: true})
@@ -114,10 +115,10 @@ func TestDiskFull(t *testing.T) {
 		}
 		return io.ErrNoProgress
 	})
-	d.fill(100 << 20) // below the floor
+	d.Fill(100 << 20) // below the floor
 	refused("/v1/full/1")
 	ended("/v1/slow/1")
-	d.fill(0) // below everything
+	d.Fill(0) // below everything
 	refused("/v1/full/2")
 	ended("/v1/slow/2")
 	if code, out, errs := r.cli("result", first.Header.Get("Waybill-Invocation")); code != 0 || !strings.Contains(out, "made") {
@@ -127,7 +128,12 @@ func TestDiskFull(t *testing.T) {
 
 	// A start on a full disk.
 	r.kill()
-	d.fill(70 << 20)
+	d.Fill(0)
+	if code, _, errs := r.cli("serve", "--proxy", "127.0.0.1:0", "--metrics", "off", "--allow-any-filesystem"); code != 7 || !strings.Contains(errs, "space") {
+		t.Errorf("a start without any room: %d %s", code, errs)
+	}
+	d.Empty()
+	d.Fill(70 << 20)
 	r.start()
 	pid = r.p.PID()
 	client = testkit.NewClient(t, testkit.ClientConfig{Proxy: r.addr, Roots: r.roots(), NoKeepAlive: true})
@@ -136,7 +142,7 @@ func TestDiskFull(t *testing.T) {
 		t.Errorf("on record: %+v", all)
 	}
 
-	d.empty()
+	d.Empty()
 	testkit.Eventually(t, func() error {
 		if code, text := readiness(t, r); code != http.StatusOK {
 			return io.ErrNoProgress
@@ -149,4 +155,43 @@ func TestDiskFull(t *testing.T) {
 		t.Errorf("with room again: %d", resp.Status)
 	}
 	r.verify()
+}
+
+// TestPowerCut: JR-06, F1, T2. The power goes while 8 clients post; what the origin saw
+// and what clients were told is on record afterwards.
+func TestPowerCut(t *testing.T) {
+	contract.Covers(t, "F1", "F2", "M4", "T5")
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // moments, not secrets
+	rounds := 2
+	if long() {
+		rounds = 25
+	}
+	d := testkit.NewDisk(t, 448)
+	ca := testkit.NewCA(t)
+	up := mixed(t, ca, payHost)
+	r := newRig(t, ca, rigOptions{origins: map[string]string{payHost: up.Addr()}})
+	r.data = filepath.Join(d.Dir, "d")
+	l := &load{answers: make(map[string]answer)}
+	for range rounds {
+		r.start()
+		stop := make(chan struct{})
+		wg := l.run(t, r, 8, payHost, stop)
+		time.Sleep(time.Duration(100+rnd.IntN(300)) * time.Millisecond) // the moment of the cut is the input of this test
+		d.Cut()
+		close(stop)
+		r.kill()
+		wg.Wait()
+		d.Unmount()
+		d.Mount()
+	}
+	r.start()
+	unknown := l.check(t, r, up.Ledger, seed)
+	r.verify()
+	r.kill()
+	t.Logf("%d cuts, %d requests, %d unknown", rounds, l.next.Load(), unknown)
+	if l.next.Load() < int64(20*rounds) {
+		t.Error("hardly anything was sent: this run shows nothing")
+	}
 }

@@ -252,6 +252,9 @@ func (c *Conn) StartTLS(t testing.TB, serverName string, roots *x509.CertPool, a
 	return &Conn{Conn: tc, br: bufio.NewReader(tc)}, &st, nil
 }
 
+// Wrap makes a raw connection of one that the test opened itself.
+func Wrap(c net.Conn) *Conn { return &Conn{Conn: c, br: bufio.NewReader(c)} }
+
 type bufferedConn struct {
 	net.Conn
 	br *bufio.Reader

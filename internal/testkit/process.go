@@ -3,6 +3,8 @@ package testkit
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -88,15 +90,17 @@ func BinaryWith(t testing.TB, o BuildOptions) string {
 	return own
 }
 
-// build makes the binary in a folder that all test processes of this user share,
+// build makes the binary in a folder that all test processes of this checkout share,
 // one at a time. The go command leaves an up-to-date file alone; a new one is moved
-// over the old one, whose links stay what they were.
+// over the old one, whose links stay what they were. Another checkout has a folder of
+// its own: its binary is another one.
 func build(name string, o BuildOptions) (string, error) {
 	root := cacheDir
 	if root == "" {
 		root = os.TempDir()
 	}
-	dir := filepath.Join(root, "waybill-testkit")
+	sum := sha256.Sum256([]byte(moduleRoot()))
+	dir := filepath.Join(root, "waybill-testkit", hex.EncodeToString(sum[:6]))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
@@ -131,6 +135,23 @@ func build(name string, o BuildOptions) (string, error) {
 		return "", fmt.Errorf("%w\n%s", err, out)
 	}
 	return path, os.Rename(work, path)
+}
+
+// moduleRoot is the folder of the go.mod above the folder of the running test, "" when
+// there is none.
+func moduleRoot() string {
+	dir, err := os.Getwd()
+	if err != nil {
+		return ""
+	}
+	for ; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		if dir == filepath.Dir(dir) {
+			return ""
+		}
+	}
 }
 
 func copyFile(to, from string) error {
