@@ -32,6 +32,11 @@ test: deps ## install what the tests need, run them all with -race, check the co
 test-long: deps ## the same with the long forms: more kills, more requests (WAYBILL_TEST_LONG=1)
 	@WAYBILL_TEST_LONG=1 $(GO) run ./internal/testreport -contract -controls -- $(TESTFLAGS) -timeout=60m ./...
 
+.PHONY: torture
+torture: deps ## the storage faults in their long forms: full disk, failing syncs, power cuts, kills at system calls, flipped bits (20 minutes; WAYBILL_TEST_SEED repeats)
+	WAYBILL_TEST_LONG=1 $(GO) test -count=1 -timeout=20m -run='PowerCut|KillAt|SyncErrors|SyncFails|BitFlips|TableFlips|Rollback|Retention|ClockJump|TwoProcesses|Filesystem|Backup|Acknowledge' ./journal
+	WAYBILL_TEST_LONG=1 $(GO) test -count=1 -timeout=20m -run='DiskFull|PowerCut|SyncFails|Quarantine|BackupUnderLoad' ./internal/e2e
+
 .PHONY: controls
 controls: ## switch each protection of docs/controls.txt off in a test build: its tests must go red
 	@$(GO) run ./internal/testreport -- -count=1 -timeout=15m -tags=waybill_controls -run='^TestControls$$' ./internal/control

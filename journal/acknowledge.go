@@ -63,14 +63,23 @@ func (j *Journal) Acknowledge(reason string) error {
 	}
 	a := Acknowledgement{Reason: reason, At: j.opt.Now().UTC()}
 	j.fillIn(&a)
-	b, err := json.Marshal(&a)
+	if err := j.keep(&a); err != nil {
+		return err
+	}
+	j.log.Warn("journal: quarantine acknowledged; the next start leaves it", slog.String("reason", reason))
+	return nil
+}
+
+// keep writes the acknowledgement down before anything follows from it, so that no
+// crash loses the reason.
+func (j *Journal) keep(a *Acknowledgement) error {
+	b, err := json.Marshal(a)
+	if err == nil {
+		err = j.folder.put(nameAcknowledge, j.seal.seal(keyAcknowledge, nil, b))
+	}
 	if err != nil {
 		return fmt.Errorf("journal: acknowledgement: %w", err)
 	}
-	if err := j.folder.put(nameAcknowledge, j.seal.seal(keyAcknowledge, nil, b)); err != nil {
-		return fmt.Errorf("journal: acknowledgement: %w", err)
-	}
-	j.log.Warn("journal: quarantine acknowledged; the next start leaves it", slog.String("reason", reason))
 	return nil
 }
 
@@ -89,8 +98,23 @@ func (j *Journal) pending() (*Acknowledgement, error) {
 			out.At = j.opt.Now().UTC()
 		}
 		j.fillIn(&out)
-		return &out, nil
+		return &out, j.keep(&out)
 	}
+	a, err := j.onFile()
+	if a == nil || err != nil {
+		return nil, err
+	}
+	var now Acknowledgement
+	j.fillIn(&now)
+	if a.Seq != now.Seq || a.WitnessSeq != now.WitnessSeq {
+		j.log.Error("journal: the acknowledgement is about another state; it is not used")
+		return nil, nil
+	}
+	return a, nil
+}
+
+// onFile reads what keep wrote; nil: nothing.
+func (j *Journal) onFile() (*Acknowledgement, error) {
 	b, err := os.ReadFile(j.folder.path(nameAcknowledge))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -98,15 +122,10 @@ func (j *Journal) pending() (*Acknowledgement, error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal: acknowledgement: %w", err)
 	}
-	var a, now Acknowledgement
+	var a Acknowledgement
 	plain, _, ok := j.seal.open(keyAcknowledge, b, 0)
 	if !ok || json.Unmarshal(plain, &a) != nil {
 		return nil, &CorruptError{What: "the acknowledgement does not open"}
-	}
-	j.fillIn(&now)
-	if a.Seq != now.Seq || a.WitnessSeq != now.WitnessSeq {
-		j.log.Error("journal: the acknowledgement is about another state; it is not used")
-		return nil, nil
 	}
 	return &a, nil
 }
@@ -116,8 +135,17 @@ func (j *Journal) pending() (*Acknowledgement, error) {
 // lost, and the actions that they name are unknown. The new segment's header says so
 // before anything else does; a crash afterwards costs nothing.
 func (j *Journal) leaveQuarantine(w *witnessState, at *position) (*Acknowledgement, error) {
-	if !j.recovery.Quarantined || j.opt.ReadOnly {
+	if j.opt.ReadOnly {
 		return nil, nil
+	}
+	if !j.recovery.Quarantined {
+		// A start that left the quarantine, and ended before its BOOT event was durable:
+		// the reason is still to be recorded.
+		a, err := j.onFile()
+		if a == nil || err != nil || a.Seq != j.recovery.Seq {
+			return nil, err
+		}
+		return a, nil
 	}
 	a, err := j.pending()
 	if a == nil || err != nil {

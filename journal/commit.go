@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"reflect"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/dgraph-io/badger/v4"
@@ -53,6 +54,7 @@ type committer struct {
 	stored   chan result
 	records  chan []witnessRecord // to the goroutine that writes the witness
 	recorded chan result
+	writers  sync.WaitGroup
 	keepFrom uint64 // for the witness goroutine, set before records are sent
 }
 
@@ -81,8 +83,8 @@ func (j *Journal) run() {
 	defer close(j.finished)
 	defer close(j.c.store)
 	defer close(j.c.records)
-	go j.storeWriter()
-	go j.witnessWriter()
+	j.c.writers.Go(j.storeWriter)
+	j.c.writers.Go(j.witnessWriter)
 	var carry []*request
 	for {
 		group := carry
@@ -281,13 +283,19 @@ func (j *Journal) syncsPerGroup() int {
 // stage adds one request to the group, or none of it. fits is false when the group
 // has to be closed before it.
 func (j *Journal) stage(txn *badger.Txn, st *stage, r *request) (fits bool, err error) {
-	if r.maint != nil {
+	if r.maint != nil || r.plan != nil {
 		if !r.recovering {
 			if err := j.space.write(j); err != nil {
 				return false, err
 			}
 		}
-		return j.merge(st, r, r.maint, nil, nil, st.head, 0), nil
+		entries := r.maint
+		if r.plan != nil {
+			if entries, err = r.plan(txn, st); err != nil {
+				return false, err
+			}
+		}
+		return j.merge(st, r, entries, nil, nil, st.head, 0), nil
 	}
 	if r.boot {
 		h := st.head

@@ -46,10 +46,11 @@ type Journal struct {
 	poison   sync.Once
 	cause    atomic.Pointer[error]
 
-	relaxed relaxedStates
-	watch   watchers
-	space   spaceGate
-	stats   counters
+	relaxed   relaxedStates
+	watch     watchers
+	space     spaceGate
+	retention retention
+	stats     counters
 
 	// c belongs to the committer.
 	c committer
@@ -86,10 +87,11 @@ type request struct {
 	request []byte  // the key that holds the caller's request id; nil: none
 	caller  digest  // of ACTION_ACCEPTED
 	relaxed bool
-	held    int64        // of the budget
-	boot    bool         // a BOOT frame: no action
-	maint   []entry      // maintenance of this package: entries without events
-	call    func() error // run between two groups; nothing is written
+	held    int64                                      // of the budget
+	boot    bool                                       // a BOOT frame: no action
+	maint   []entry                                    // maintenance of this package: entries without events
+	plan    func(*badger.Txn, *stage) ([]entry, error) // the same, decided when its turn comes
+	call    func() error                               // run between two groups; nothing is written
 	// recovering lets a request through that a start makes.
 	recovering bool
 
@@ -398,6 +400,7 @@ func (j *Journal) shut() error {
 	}
 	done := make(chan error, 1)
 	go func() {
+		j.c.writers.Wait() // one whose answer nobody waited for may still run
 		var err error
 		if flush {
 			err = j.db.Close()

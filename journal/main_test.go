@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +27,9 @@ import (
 const (
 	childEnv = "WAYBILL_JOURNAL_TEST_CHILD" // the journal's folder
 	modeEnv  = "WAYBILL_JOURNAL_TEST_MODE"
+	// stepsEnv is after how many acknowledged steps the child ends by itself; not set:
+	// never.
+	stepsEnv = "WAYBILL_JOURNAL_TEST_STEPS"
 )
 
 func TestMain(m *testing.M) {
@@ -49,17 +53,25 @@ func child(dir, mode string) {
 		os.Exit(3)
 	}
 	var out sync.Mutex
+	limit, _ := strconv.Atoi(os.Getenv(stepsEnv))
+	said := 0
 	say := func(what string, id dispatch.ActionID) {
 		out.Lock()
 		defer out.Unlock()
 		_, _ = os.Stdout.WriteString(what + " " + id.String() + "\n")
+		said++
+	}
+	ended := func() bool {
+		out.Lock()
+		defer out.Unlock()
+		return limit > 0 && said >= limit
 	}
 	fmt.Println("OPENED", rec.Unknown, len(rec.Lost))
 	var wg sync.WaitGroup
 	for w := range 8 {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(w), uint64(os.Getpid())))
-			for {
+			for !ended() {
 				id := newID()
 				b := toDispatch(id, "ci", "", "f")
 				if rng.IntN(3) == 0 {
@@ -94,6 +106,11 @@ func child(dir, mode string) {
 		})
 	}
 	wg.Wait()
+	if j.Cause() == nil {
+		if err := j.Close(); err != nil {
+			os.Exit(4)
+		}
+	}
 }
 
 // ledger is what the child was told, kept outside of its process.

@@ -150,7 +150,7 @@ func sound(r, next dispatch.Record, ev dispatch.Event, seq uint64) error {
 	lost := dispatch.LostAction(9, time.Unix(1, 0))
 	after, err := dispatch.Apply(next, &lost, seq+1)
 	if err != nil || after.Facts.Outcome == outcome.NotAttempted {
-		return fmt.Errorf("after %s a lost attempt gives %v, %+v (M5)", ev.Type, err, after.Facts)
+		return fmt.Errorf("after %s a lost attempt gives %w, %+v (M5)", ev.Type, err, after.Facts)
 	}
 	return nil
 }

@@ -43,6 +43,14 @@ type Options struct {
 	// negative: never.
 	SweepInterval time.Duration
 
+	// Retention is how long the records of ended actions are kept; 0: for good. MaxBytes
+	// bounds what is kept: beyond seven eighths of it results are dropped, oldest
+	// action first but for those of the newest half, beyond it records; 0: no limit. On disk the store takes up to
+	// twice as much until it is compacted. Open actions and unknown ones that were not
+	// resolved are never removed.
+	Retention time.Duration
+	MaxBytes  int64
+
 	Metrics Metrics          // nil: none
 	Logger  *slog.Logger     // nil: discards
 	Now     func() time.Time // nil: time.Now; for people and for retention, never for order (M3)

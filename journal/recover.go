@@ -68,14 +68,27 @@ func Open(opt Options) (*Journal, *Recovery, error) {
 		}
 		j.background.Wait()
 		j.watch.close()
-		if j.c.witness != nil {
-			_ = j.c.witness.close()
-		}
-		if j.db != nil {
-			_ = j.db.Close()
-		}
-		if j.folder != nil {
-			_ = j.folder.close()
+		// A write whose answer nobody waited for may still run; one that hangs keeps what
+		// it uses, the lock too.
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			j.c.writers.Wait()
+			if j.c.witness != nil {
+				_ = j.c.witness.close()
+			}
+			if j.db != nil {
+				_ = j.db.Close()
+			}
+			if j.folder != nil {
+				_ = j.folder.close()
+			}
+		}()
+		limit := time.NewTimer(opt.CommitDeadline)
+		defer limit.Stop()
+		select {
+		case <-closed:
+		case <-limit.C:
 		}
 		return nil, nil, err
 	}
@@ -144,7 +157,7 @@ func (j *Journal) open() error {
 	}
 	if j.recovery.Quarantined || j.opt.ReadOnly {
 		j.named = at.named
-		return nil
+		return j.loadRetention(j.opt.Now())
 	}
 
 	// A segment of its own for every start.
@@ -192,8 +205,7 @@ func (j *Journal) open() error {
 		return fmt.Errorf("journal: witness: %w", err)
 	}
 	j.space.fill(j)
-	j.startSweeper(newest)
-	return nil
+	return j.startSweeper(newest)
 }
 
 // openStore opens Badger and keeps its error texts inside: they quote paths, keys

@@ -27,6 +27,8 @@ type counters struct {
 	total    time.Duration
 	slowest  time.Duration
 	dropped  uint64
+	expired  uint64
+	base     uint64
 }
 
 func (c *counters) committed(g *Group, h head, open, requests int) {
@@ -69,6 +71,11 @@ type Stats struct {
 	Refused      uint64        `json:"refused"`
 	RelaxedLost  uint64        `json:"relaxed_lost"` // relaxed batches that were not written
 	Dropped      uint64        `json:"results_dropped"`
+	Expired      uint64        `json:"actions_expired"`
+	Base         uint64        `json:"base_seq"`       // the chain begins after this event
+	KeptBytes    int64         `json:"kept_bytes"`     // written since then, less dropped results: an estimate
+	Retention    time.Duration `json:"retention_ns"`   // 0: no limit
+	MaxBytes     int64         `json:"max_size_bytes"` // of KeptBytes; 0: no limit
 }
 
 // Stats returns the figures of this moment.
@@ -79,12 +86,14 @@ func (j *Journal) Stats() Stats {
 		Quarantined: j.recovery.Quarantined, Stopped: j.Cause() != nil, Seq: c.seq.Load(), OpenActions: c.open, Boot: j.bootID,
 		Groups: c.groups, Appends: c.appends, Events: c.events, Bytes: c.bytes, Syncs: c.syncs, LargestGroup: c.maxGroup,
 		CommitTime: c.total, Slowest: c.slowest, Refused: c.refused.Load(), RelaxedLost: c.relaxedLost.Load(), Dropped: c.dropped,
+		Expired: c.expired, Base: c.base, Retention: j.opt.Retention, MaxBytes: j.opt.MaxBytes,
 	}
 	c.mu.Unlock()
 	if !j.db.IsClosed() {
 		lsm, vlog := j.db.Size()
 		s.StoreBytes = lsm + vlog
 	}
+	s.KeptBytes = j.keptBytes()
 	s.FreeBytes, _ = j.freeBytes()
 	s.FloorBytes, s.HardFloor = j.floor(), j.hardFloor()
 	if st, err := os.Stat(j.folder.path(nameBallast)); err == nil {

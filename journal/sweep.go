@@ -2,6 +2,7 @@ package journal
 
 import (
 	"encoding/binary"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -24,26 +25,32 @@ const (
 )
 
 // startSweeper runs Sweep now and then until Close.
-func (j *Journal) startSweeper(newest time.Time) {
+func (j *Journal) startSweeper(newest time.Time) error {
 	base := j.opt.Now()
 	if limit := newest.Add(sweepGrace); !newest.IsZero() && base.After(limit) {
 		base = limit
 	}
 	started := time.Now()
+	if err := j.loadRetention(base); err != nil {
+		return err
+	}
 	if j.opt.SweepInterval < 0 {
-		return
+		return nil
 	}
 	j.background.Go(j.watchSpace)
 	j.background.Go(func() {
 		t := time.NewTicker(j.opt.SweepInterval)
 		defer t.Stop()
 		for {
+			// At once, too: a process that never lives as long as the interval keeps nothing
+			// for ever.
+			if _, err := j.Sweep(base.Add(time.Since(started))); err != nil {
+				j.log.Warn("journal: retention", slog.Any("error", err))
+			}
 			select {
 			case <-t.C:
 				j.space.fill(j)
-				if _, err := j.Sweep(base.Add(time.Since(started))); err != nil {
-					j.log.Warn("journal: retention", slog.Any("error", err))
-				}
+				j.retain()
 			case <-j.closing:
 				return
 			case <-j.poisoned:
@@ -51,6 +58,13 @@ func (j *Journal) startSweeper(newest time.Time) {
 			}
 		}
 	})
+	return nil
+}
+
+func (j *Journal) retain() {
+	if _, err := j.Retain(j.retention.now()); err != nil && !errors.Is(err, dispatch.ErrNotWritten) {
+		j.log.Error("journal: retention", slog.Any("error", err))
+	}
 }
 
 // watchSpace looks at the free space while nothing is committed: a flush of the
@@ -62,6 +76,9 @@ func (j *Journal) watchSpace() {
 		select {
 		case <-t.C:
 			_ = j.space.write(j) // gives the ballast up where it has to
+			if j.grown() {
+				j.retain()
+			}
 		case <-j.closing:
 			return
 		case <-j.poisoned:
@@ -80,6 +97,8 @@ type expired struct {
 // Sweep drops every result that expired before now, and returns how many. It works
 // in small steps that go through the committer like everything else.
 func (j *Journal) Sweep(now time.Time) (dropped int, err error) {
+	j.retention.mu.Lock()
+	defer j.retention.mu.Unlock()
 	for {
 		due, err := j.due(now)
 		if err != nil || len(due) == 0 {
@@ -135,6 +154,7 @@ func (j *Journal) drop(e expired) (bytes int64, did bool, err error) {
 	if m != nil && !m.Dropped {
 		bytes, did = m.Bytes, true
 		m.Dropped = true
+		j.retention.dropped.Add(m.Bytes)
 		key := keyManifest(e.id, e.attempt)
 		if err := j.maintain([]entry{{key: key, value: j.seal.seal(key, nil, encodeManifest(m))}}); err != nil {
 			return 0, false, err
@@ -167,10 +187,13 @@ func (j *Journal) drop(e expired) (bytes int64, did bool, err error) {
 
 // maintain writes entries without events, through the committer.
 func (j *Journal) maintain(entries []entry) error {
+	return j.submitMaintenance(&request{done: make(chan struct{}), entered: time.Now(), maint: entries})
+}
+
+func (j *Journal) submitMaintenance(r *request) error {
 	if err := j.accepting(); err != nil {
 		return err
 	}
-	r := &request{done: make(chan struct{}), entered: time.Now(), maint: entries}
 	j.mu.RLock()
 	closed := j.closed
 	if !closed {

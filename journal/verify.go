@@ -17,6 +17,7 @@ import (
 // Report is what Verify looked at. With an error it counts what was in order before
 // the first broken record.
 type Report struct {
+	Base           uint64 `json:"base"` // the chain begins after this event; before it there are only actions that never expire
 	Seq            uint64 `json:"seq"`  // of the last event
 	Head           string `json:"head"` // its hash
 	Events         uint64 `json:"events"`
@@ -79,6 +80,7 @@ type verifier struct {
 	ctx    context.Context
 	report Report
 	head   head
+	base   mark // the chain begins after it
 	// marks are positions that the witness recorded: by sequence.
 	marks map[uint64]digest
 	// named are the events that the witness names, by sequence.
@@ -114,6 +116,10 @@ func (v *verifier) run() error {
 	if !found {
 		v.head.hash = j.seal.genesis()
 	}
+	if v.base, err = j.base(txn); err != nil {
+		return err
+	}
+	v.report.Base = v.base.seq
 	v.report.Seq, v.report.Head = v.head.seq, hex.EncodeToString(v.head.hash[:])
 	if err := v.readWitness(raw); err != nil {
 		return err
@@ -162,7 +168,7 @@ func (v *verifier) readWitness(raw []rawSegment) error {
 			if r.headSeq > 0 {
 				v.marks[r.headSeq] = r.headHash
 			}
-			if r.kind == kindEvent {
+			if r.kind == kindEvent && r.seq > v.base.seq {
 				v.named[r.seq] = *r
 			}
 		}
@@ -175,12 +181,21 @@ func (v *verifier) events(txn *badger.Txn) error {
 	j := v.j
 	it := txn.NewIterator(badger.IteratorOptions{PrefetchValues: true, PrefetchSize: 64, Prefix: []byte{famEvent}})
 	defer it.Close()
-	at := head{hash: j.seal.genesis()}
+	at := v.base.head
+	if h, ok := v.marks[at.seq]; ok && h != at.hash && !j.hooks.NoChain {
+		return &CorruptError{What: "the base of the chain differs from what the witness recorded", Seq: at.seq}
+	}
 	for it.Rewind(); it.Valid(); it.Next() {
 		if err := v.ctx.Err(); err != nil {
 			return context.Cause(v.ctx)
 		}
 		key := it.Item().KeyCopy(nil)
+		if len(key) == 9 && binary.BigEndian.Uint64(key[1:]) <= v.base.seq {
+			if err := v.kept(it.Item(), key); err != nil {
+				return err
+			}
+			continue
+		}
 		value, err := it.Item().ValueCopy(nil)
 		if err != nil {
 			return &CorruptError{What: "event cannot be read", Seq: at.seq + 1}
@@ -232,6 +247,29 @@ func (v *verifier) events(txn *badger.Txn) error {
 			return &CorruptError{What: "the witness names an event that is not there", Seq: seq}
 		}
 	}
+	return nil
+}
+
+// kept looks at a frame before the base: it is not chained to anything any more, but
+// sealed under its place, and its action's projection counts it.
+func (v *verifier) kept(item *badger.Item, key []byte) error {
+	seq := binary.BigEndian.Uint64(key[1:])
+	value, err := item.ValueCopy(nil)
+	if err != nil {
+		return &CorruptError{What: "event cannot be read", Seq: seq}
+	}
+	plain, _, ok := v.j.seal.open(key, value, hashBytes)
+	if !ok {
+		return &CorruptError{What: "event does not open: altered", Seq: seq}
+	}
+	n, id, err := frameCount(plain)
+	if err != nil {
+		return &CorruptError{What: "event does not decode", Seq: seq}
+	}
+	if id.IsZero() {
+		v.report.Boots++
+	}
+	v.report.Events += uint64(n)
 	return nil
 }
 

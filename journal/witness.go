@@ -597,8 +597,7 @@ func (w *witness) retire(keepFrom uint64) error {
 
 func (w *witness) close() error {
 	if w.spare != nil {
-		// Whether the next segment could be made does not matter any more.
-		_ = <-w.spare
+		<-w.spare //nolint:errcheck // whether the next segment could be made does not matter any more
 	}
 	if w.file == nil {
 		return nil

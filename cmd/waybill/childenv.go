@@ -404,6 +404,10 @@ func writeFile(path string, mode os.FileMode, data []byte) error {
 		_ = f.Close()
 		return err
 	}
+	if err := f.Sync(); err != nil { // a power cut must not leave the name without its content
+		_ = f.Close()
+		return err
+	}
 	if err := f.Chmod(mode); err != nil {
 		_ = f.Close()
 		return err

@@ -14,11 +14,11 @@ import (
 func newJournal(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "journal",
-		Short: "Verify the journal, or show its figures",
+		Short: "Verify, back up and restore the journal, show its figures, end its quarantine",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newJournalVerify(a), newJournalStats(a))
+	cmd.AddCommand(newJournalVerify(a), newJournalStats(a), newJournalAcknowledge(a), newJournalBackup(a), newJournalRestore(a))
 	return cmd
 }
 

@@ -19,6 +19,7 @@ type loadedConfig struct {
 	proxyListen   string
 	metricsListen string
 	adminListen   string
+	journal       config.Journal
 	files         []string // whose content is part of it, the file itself first
 }
 
@@ -34,7 +35,7 @@ func loadFile(path string) (*loadedConfig, []config.Problem, error) {
 	}
 	out := &loadedConfig{
 		snapshot: c.Snapshot, credentials: store,
-		proxyListen: c.Listen.Proxy, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin,
+		proxyListen: c.Listen.Proxy, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin, journal: c.Journal,
 		files: append([]string{path}, c.Files...),
 	}
 	for _, caller := range c.Callers {

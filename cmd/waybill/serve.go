@@ -156,6 +156,7 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 func (s *server) openJournal(opts serverOptions, build buildInfo, cfg *loadedConfig) error {
 	j, found, err := journal.Open(journal.Options{
 		Dir: filepath.Join(opts.data, "journal"), Build: strings.TrimSpace(build.Version + " " + build.Revision), Config: cfg.snapshot.Digest(),
+		Retention: cfg.journal.Retention, MaxBytes: cfg.journal.MaxSize,
 		AllowAnyFilesystem: opts.anyFilesystem, Metrics: journalMetrics{s.metrics}, Logger: s.log,
 	})
 	if errors.Is(err, journal.ErrLocked) {
@@ -227,6 +228,7 @@ func (s *server) listen(ctx context.Context, opts serverOptions, cfg *loadedConf
 	}
 
 	s.admin = s.front.AdminServer()
+	s.admin.Handler = journalAdmin(s.journal, s.log, s.admin.Handler)
 	if metricsAddr != listenNothing {
 		l, err := listenTCP("--metrics", metricsAddr)
 		if err != nil {

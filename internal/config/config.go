@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"gopkg.in/yaml.v3"
@@ -30,6 +31,8 @@ type Config struct {
 	Version int
 	// Listen says where the process listens.
 	Listen Listen
+	// Journal says how much of the past is kept.
+	Journal Journal
 	// Callers are who may use the proxy. Empty: anybody who reaches a loopback
 	// listener (CONTRACT V4).
 	Callers []Caller
@@ -59,6 +62,16 @@ type Listen struct {
 	Metrics string // /metrics, /livez, /readyz; default 127.0.0.1:7174
 }
 
+// Journal bounds what the journal keeps. Open actions and unknown ones that were not
+// resolved are kept in any case.
+type Journal struct {
+	Retention time.Duration // of the records of ended actions; default 30 days
+	MaxSize   int64         // bytes of records and results; default 2 GiB
+}
+
+// DefaultJournal returns the bounds of a file that names none.
+func DefaultJournal() Journal { return Journal{Retention: 30 * 24 * time.Hour, MaxSize: 2 << 30} }
+
 // Caller is one caller of the proxy. Its token is not in the file.
 type Caller struct {
 	Name        string
@@ -78,7 +91,7 @@ func Defaults() *Config {
 	if err != nil {
 		panic(err) // no routes: nothing can be wrong with them
 	}
-	return &Config{Version: 1, Listen: DefaultListen(), Snapshot: snapshot, Digest: snapshot.Digest()}
+	return &Config{Version: 1, Listen: DefaultListen(), Journal: DefaultJournal(), Snapshot: snapshot, Digest: snapshot.Digest()}
 }
 
 // ErrTooLarge is wrapped by Load for a file above 4 MiB.
@@ -300,7 +313,7 @@ func badText(data []byte) (*yaml.Node, bool) {
 }
 
 var rootSchema = schema{
-	keys: []string{"version", "listen", "callers", "credentials", "routes", "default"},
+	keys: []string{"version", "listen", "journal", "callers", "credentials", "routes", "default"},
 }
 
 func (r *reader) root(n *yaml.Node) *Config {
@@ -308,7 +321,7 @@ func (r *reader) root(n *yaml.Node) *Config {
 	if o == nil {
 		return nil
 	}
-	c := &Config{Version: 1, Listen: DefaultListen()}
+	c := &Config{Version: 1, Listen: DefaultListen(), Journal: DefaultJournal()}
 	if v, path, ok := o.get("version"); !ok {
 		r.fail(o.node, "version", "is missing", "add version: 1 as the first line")
 	} else if v, ok := r.deref(v, path); ok && (v.Kind != yaml.ScalarNode || v.Value != "1" || v.ShortTag() != "!!int") {
@@ -319,6 +332,9 @@ func (r *reader) root(n *yaml.Node) *Config {
 	}
 	if v, path, ok := o.get("listen"); ok {
 		c.Listen = r.listen(v, path, c.Callers)
+	}
+	if v, path, ok := o.get("journal"); ok {
+		c.Journal = r.journal(v, path)
 	}
 	var creds *credentials
 	if v, path, ok := o.get("credentials"); ok {
@@ -381,6 +397,23 @@ func (r *reader) shadows(s *routes.Snapshot, nodes []*yaml.Node) {
 			"the route "+quoted(sh.Route.Name)+" is never reached: the earlier route "+quoted(sh.By.Name)+" takes everything it takes",
 			"put the narrower route first; the first match wins")
 	}
+}
+
+var journalSchema = schema{keys: []string{"retention", "max_size"}}
+
+func (r *reader) journal(n *yaml.Node, path string) Journal {
+	j := DefaultJournal()
+	o := r.object(n, path, journalSchema)
+	if o == nil {
+		return j
+	}
+	if d := o.duration("retention", time.Hour, 3650*24*time.Hour); d > 0 {
+		j.Retention = d
+	}
+	if b := o.size("max_size", 64<<20, 1<<40); b > 0 {
+		j.MaxSize = b
+	}
+	return j
 }
 
 var listenSchema = schema{keys: []string{"proxy", "ssh", "admin", "metrics"}}
