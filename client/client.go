@@ -186,6 +186,10 @@ func (c *Client) do(req *http.Request, cl *call) (*Response, *Error) {
 		resp, fail := c.submit(req, cl, n)
 		if fail != nil {
 			fail.Earlier = earlier
+			if gone := ctx.Err(); gone != nil && !errors.Is(fail, gone) {
+				// The proxy's last word can still arrive after the caller has given up.
+				fail.Err = errors.Join(fail.Err, gone)
+			}
 		} else {
 			resp.Submissions = n
 		}

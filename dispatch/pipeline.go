@@ -880,9 +880,14 @@ func (a *action) leave(ctx context.Context) *Reply {
 		rec = a.begun(f)
 	}
 	rec.LocalCause = a.cause
-	reply := a.answer(rec, f, "The time the caller wanted to wait is over; the attempt goes on.")
-	reply.Gone = gone(ctx)
-	return reply
+	if gone(ctx) {
+		// It may still read: what it did is why its answer ends here.
+		f.Code = outcome.CodeCallerCancelled
+		reply := a.answer(rec, f, "The caller left; the attempt goes on.")
+		reply.Gone = true
+		return reply
+	}
+	return a.answer(rec, f, "The time the caller wanted to wait is over; the attempt goes on.")
 }
 
 // begun is the record as it was when the attempt started: what is known when the
