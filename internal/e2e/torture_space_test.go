@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
@@ -177,8 +178,15 @@ func TestPowerCut(t *testing.T) {
 	for range rounds {
 		r.start()
 		stop := make(chan struct{})
+		before := l.next.Load()
 		wg := l.run(t, r, 8, payHost, stop)
-		time.Sleep(time.Duration(100+rnd.IntN(300)) * time.Millisecond) // the moment of the cut is the input of this test
+		testkit.Eventually(t, func() error {
+			if n := l.next.Load() - before; n < 20 {
+				return fmt.Errorf("%d requests so far", n)
+			}
+			return nil
+		})
+		time.Sleep(time.Duration(rnd.IntN(300)) * time.Millisecond) // the moment of the cut is the input of this test
 		d.Cut()
 		close(stop)
 		r.kill()
