@@ -18,6 +18,7 @@ BENCHFLAGS  ?= -benchmem -count=1
 
 .PHONY: run
 run: ## show the demo: real proxy, real upstreams on loopback, every outcome with its evidence
+	@echo 'building waybill (a minute or two the first time) …' >&2
 	$(GO) run ./cmd/waybill demo
 
 .PHONY: build

@@ -516,7 +516,11 @@ func (s *resultSink) store(data []byte) error {
 	// Waited for on relaxed routes too: it is read back from the journal.
 	b := Batch{Action: a.id, Chunks: []Chunk{{Attempt: a.tries, Index: s.stored, Data: data}}}
 	if s.stored == 0 {
-		b.Events = []Event{{Type: ResponseStarted, Attempt: a.tries, At: a.now(), Response: &Response{Status: s.status}}}
+		// An answer has begun, so the head of the request went out (F3).
+		b.Events = []Event{
+			{Type: RequestSent, Attempt: a.tries, At: a.now(), Sent: &Sent{Headers: true}},
+			{Type: ResponseStarted, Attempt: a.tries, At: a.now(), Response: &Response{Status: s.status, Bytes: s.total}},
+		}
 	}
 	if _, err := a.p.cfg.Journal.Append(context.Background(), b); err != nil {
 		return err

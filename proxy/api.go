@@ -33,6 +33,9 @@ type Journal interface {
 	Watch(f func(dispatch.Record)) (stop func())
 }
 
+// fieldIncomplete is the trailer of a list that may not be all there is, with the reason.
+const fieldIncomplete = "Waybill-Incomplete"
+
 // callerListLimit bounds one list that a caller asks for.
 const callerListLimit = 1000
 
@@ -296,6 +299,13 @@ func (a *api) list() {
 		}
 	}
 	for rec, err := range a.p.journal.Actions(a.r.Context(), f) {
+		if a.admin && errors.Is(err, dispatch.ErrQuarantined) {
+			// What is on record is listed; that it may not be all is said behind it (M5).
+			begin()
+			_ = http.NewResponseController(a.w).Flush() // trailers need the chunked coding
+			a.w.Header().Set(http.TrailerPrefix+fieldIncomplete, "journal_quarantined")
+			return
+		}
 		if err != nil {
 			if begun {
 				// Half a list must not look like a whole one.

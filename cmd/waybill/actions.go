@@ -120,13 +120,24 @@ func texts[T fmt.Stringer](values []T) []string {
 	return out
 }
 
+// errListIncomplete ends a list of a journal in quarantine: what is on record was
+// listed before it (CONTRACT M5, M7).
+var errListIncomplete = fail(exitJournalDamaged, "the journal is behind its witness, or was restored: what happened after its end is not on record, so this list may not be all; \"waybill journal acknowledge\" is the way on")
+
 func listActions(ctx context.Context, a *app, r reader, filter dispatch.Filter, asJSON bool) error {
-	var views []dispatch.ActionView
+	var (
+		views      []dispatch.ActionView
+		incomplete error
+	)
 	want := filter.Limit
 	if !asJSON && want > 0 {
 		filter.Limit++ // to know whether there are more
 	}
 	for v, err := range r.Actions(ctx, filter) {
+		if errors.Is(err, errListIncomplete) {
+			incomplete = err
+			break
+		}
 		if err != nil {
 			return err
 		}
@@ -139,11 +150,11 @@ func listActions(ctx context.Context, a *app, r reader, filter dispatch.Filter, 
 		views = append(views, v)
 	}
 	if asJSON {
-		return nil
+		return incomplete
 	}
 	if len(views) == 0 {
 		_, err := fmt.Fprintln(a.stdout, "no actions")
-		return err
+		return errors.Join(err, incomplete)
 	}
 	more := want > 0 && len(views) > want
 	if more {
@@ -153,10 +164,11 @@ func listActions(ctx context.Context, a *app, r reader, filter dispatch.Filter, 
 		return err
 	}
 	if more {
-		_, err := fmt.Fprintf(a.stdout, "… and more; --limit 0 shows all, --outcome and --since choose\n")
-		return err
+		if _, err := fmt.Fprintf(a.stdout, "… and more; --limit 0 shows all, --outcome and --since choose\n"); err != nil {
+			return err
+		}
 	}
-	return nil
+	return incomplete
 }
 
 func printActions(a *app, views []dispatch.ActionView) error {

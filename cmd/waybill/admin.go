@@ -226,6 +226,9 @@ func (c *adminClient) lines(ctx context.Context, path string, q url.Values) iter
 			}
 			switch {
 			case errors.Is(err, io.EOF) && len(line) == 0:
+				if resp.Trailer.Get("Waybill-Incomplete") != "" {
+					yield(dispatch.ActionView{}, errListIncomplete)
+				}
 				return
 			case err != nil && ctx.Err() != nil:
 				return

@@ -73,8 +73,13 @@ func journalError(data string, err error) error {
 func (r *journalReader) Actions(ctx context.Context, f dispatch.Filter) iter.Seq2[dispatch.ActionView, error] {
 	return func(yield func(dispatch.ActionView, error) bool) {
 		for rec, err := range r.j.Actions(ctx, f) {
+			if errors.Is(err, dispatch.ErrQuarantined) {
+				err = errListIncomplete
+			} else if err != nil {
+				err = fail(exitFailure, "%w", err)
+			}
 			if err != nil {
-				yield(dispatch.ActionView{}, fail(exitFailure, "%w", err))
+				yield(dispatch.ActionView{}, err)
 				return
 			}
 			if !yield(rec.View(), nil) {
