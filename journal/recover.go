@@ -84,11 +84,15 @@ func Open(opt Options) (*Journal, *Recovery, error) {
 				_ = j.folder.close()
 			}
 		}()
-		limit := time.NewTimer(opt.CommitDeadline)
-		defer limit.Stop()
+		limit := opt.CommitDeadline
+		if j.Cause() != nil {
+			limit = min(limit, stoppedCloseLimit) // as in Close
+		}
+		timer := time.NewTimer(limit)
+		defer timer.Stop()
 		select {
 		case <-closed:
-		case <-limit.C:
+		case <-timer.C:
 		}
 		return nil, nil, err
 	}

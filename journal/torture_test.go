@@ -43,9 +43,9 @@ func seeded(t testing.TB) *rand.Rand {
 type childRun struct {
 	wrapper []string // program and arguments before the child
 	mode    string
-	steps   int    // after which the child ends by itself; 0: never
-	at      int    // lines after which then is called; 0: never
-	then    func() // may end the child
+	steps   int           // after which the child ends by itself; 0: never
+	at      int           // lines after which then is called; 0: never
+	then    func(pid int) // may end the child
 }
 
 // run returns how the child ended; lines go to l.
@@ -73,7 +73,7 @@ func (c childRun) run(t testing.TB, l *ledger, dir string) *os.ProcessState {
 		}
 		l.add(t, sc.Text())
 		if n++; c.at > 0 && n == c.at {
-			c.then()
+			c.then(cmd.Process.Pid)
 			_ = syscall.Kill(group, syscall.SIGKILL)
 		}
 	}
@@ -122,7 +122,7 @@ func TestPowerCut(t *testing.T) {
 		dir := filepath.Join(d.Dir, fmt.Sprint(mode, round))
 		l := newLedger()
 		for range 2 { // the second start finds what the first left
-			childRun{mode: mode, at: 20 + rng.IntN(300), then: d.Cut}.run(t, l, dir)
+			childRun{mode: mode, at: 20 + rng.IntN(300), then: d.CutUnder}.run(t, l, dir)
 			d.Unmount()
 			d.Mount()
 			if mode != "" {

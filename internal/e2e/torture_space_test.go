@@ -187,7 +187,7 @@ func TestPowerCut(t *testing.T) {
 			return nil
 		})
 		time.Sleep(time.Duration(rnd.IntN(300)) * time.Millisecond) // the moment of the cut is the input of this test
-		d.Cut()
+		d.CutUnder(r.p.PID())
 		close(stop)
 		r.kill()
 		wg.Wait()

@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -126,6 +127,37 @@ func (d *Disk) Empty() {
 			d.t.Fatal(err)
 		}
 	}
+}
+
+// CutUnder is Cut while the process stands still, as it does without power: no thread
+// gets to say that a sync succeeded which the cut overtook. (ext4 lets such a sync
+// return without an error when the conversion of its extents fails after the shutdown;
+// a machine without power has nobody left to tell.) The process is left stopped.
+func (d *Disk) CutUnder(pid int) {
+	d.t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		d.t.Fatal(err)
+	}
+	Eventually(d.t, func() error {
+		tasks, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/stat")
+		if err != nil || len(tasks) == 0 {
+			return fmt.Errorf("no threads of %d: %w", pid, err)
+		}
+		for _, task := range tasks {
+			b, err := os.ReadFile(task)
+			if err != nil {
+				continue // it ended
+			}
+			// pid (name) state …; the name may hold anything.
+			state := strings.TrimSpace(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+			// A thread in D is inside a system call and stops before it returns from it.
+			if !strings.ContainsRune("TtDZX", rune(state[0])) {
+				return fmt.Errorf("a thread of %d still runs (%c)", pid, state[0])
+			}
+		}
+		return nil
+	})
+	d.Cut()
 }
 
 // Cut is a power cut: nothing that was not synced reaches the disk any more, and every
