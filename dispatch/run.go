@@ -519,7 +519,7 @@ func (s *resultSink) store(data []byte) error {
 		// An answer has begun, so the head of the request went out (F3).
 		b.Events = []Event{
 			{Type: RequestSent, Attempt: a.tries, At: a.now(), Sent: &Sent{Headers: true}},
-			{Type: ResponseStarted, Attempt: a.tries, At: a.now(), Response: &Response{Status: s.status, Bytes: s.total}},
+			{Type: ResponseStarted, Attempt: a.tries, At: a.now(), Response: &Response{Status: s.status, Bytes: int64(len(data))}},
 		}
 	}
 	if _, err := a.p.cfg.Journal.Append(context.Background(), b); err != nil {
