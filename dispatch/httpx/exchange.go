@@ -113,12 +113,14 @@ func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispat
 	body := &sentBody{}
 	defer func() {
 		v := c.tap.view()
-		if end.Complete && v.writeErr == nil && body.read.Load() >= out.Length {
-			// The answer may be here before net/http says that the request is out.
+		if v.wrote > 0 && v.writeErr == nil && body.read.Load() >= out.Length {
+			// The answer, or its end, may be here before net/http says that the
+			// request is out.
 			select {
 			case <-wrote:
 			case <-time.After(wroteWait):
 			}
+			v = c.tap.view()
 		}
 		end.Sent = dispatch.Sent{Headers: headers.Load() && v.wrote > 0, Complete: whole.Load() && v.writeErr == nil && body.read.Load() >= out.Length}
 		c.reusable.Store(end.Complete && v.writeErr == nil)
