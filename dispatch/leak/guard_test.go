@@ -189,15 +189,22 @@ var formNames = func() []string {
 	return out
 }()
 
-func genSecrets(t *rapid.T) (secrets []string, g *leak.Guard) {
-	secrets = rapid.SliceOfNDistinct(genSecret(), 1, 3, rapid.ID).Draw(t, "secrets")
-	raw := make([][]byte, len(secrets))
+// apart says that no secret is a part of another: which of the two is masked would not be told.
+func apart(secrets []string) bool {
 	for i, s := range secrets {
-		for _, other := range secrets {
-			if other != s && strings.Contains(s, other) {
-				t.Skip("one contains the other")
+		for j, other := range secrets {
+			if i != j && strings.Contains(s, other) {
+				return false
 			}
 		}
+	}
+	return true
+}
+
+func genSecrets(t *rapid.T) (secrets []string, g *leak.Guard) {
+	secrets = rapid.SliceOfNDistinct(genSecret(), 1, 3, rapid.ID).Filter(apart).Draw(t, "secrets")
+	raw := make([][]byte, len(secrets))
+	for i, s := range secrets {
 		raw[i] = []byte(s)
 	}
 	g = leak.New(raw...)
