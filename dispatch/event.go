@@ -184,6 +184,8 @@ type Ended struct {
 	Followed bool `json:"followed,omitempty"`
 	// Route is the one that was chosen, of an action that was refused before it was bound.
 	Route string `json:"route,omitempty"`
+	// Credential is the one that could not be used: for operators, never for callers (B3).
+	Credential string `json:"credential,omitempty"`
 	// EarlierAction names the action this one collided with.
 	EarlierAction string         `json:"earlier_action,omitempty"`
 	Peer          *outcome.Peer  `json:"peer,omitempty"`

@@ -47,9 +47,10 @@ func queryMark(out *Outgoing) string {
 	return ""
 }
 
-// sealOf digests everything that will be sent but the secret (CONTRACT D2, D5): the
-// target, all forwarded fields except the values of those that are injected, the
-// body, and which credentials stand for the rest.
+// sealOf digests everything that will be sent (CONTRACT D2): target, all fields, body,
+// and which credentials are in it. It is compared in memory and recorded nowhere: after
+// the secrets are attached it covers them, too. Before that, or with the names of
+// injected fields whose values stay out, it is what an approval covers (D5).
 func sealOf(out *Outgoing, body *spool, injected []string, identity, snapshot string) [sha256.Size]byte {
 	h := sha256.New()
 	field(h, "waybill seal 2", snapshot, identity, out.Method, out.Target.Scheme, out.Target.Host, strconv.Itoa(out.Target.Port), out.Authority,

@@ -147,8 +147,9 @@ type action struct {
 	body       *spool
 	print      string
 	seal       [32]byte
-	injected   []string
-	secrets    []string // rendered field values, to keep them out of evidence
+	credential *Credential                // what authorise decided; nil: nothing is injected
+	resolved   map[string]inject.Resolved // by credential: one version for the whole action
+	secrets    []string                   // what was attached, in every form, to keep it out of answers and evidence
 	identity   string
 	repeatable bool
 	advice     outcome.Retry
@@ -278,12 +279,14 @@ func (a *action) prepare(ctx context.Context) *Reply {
 	a.add(Event{Type: PreflightValidated, Bound: &Bound{Route: a.route.Name, Snapshot: a.binding.Snapshot.Digest(), Fingerprint: a.print,
 		Repeatable: a.repeatable, BodyBytes: a.out.Length}})
 	a.stage(metrics.StageAccept)
-	if refused := a.attach(ctx); refused != nil {
-		if gone(ctx) {
-			// What the store said while its context ended is not why this action stops (F10).
-			refused = a.cancelled(outcome.CredentialInjection)
+	for _, step := range []func(context.Context) *Refusal{a.authorise, a.attach} {
+		if refused := step(ctx); refused != nil {
+			if gone(ctx) {
+				// What the store said while its context ended is not why this action stops (F10).
+				refused = a.cancelled(outcome.CredentialInjection)
+			}
+			return a.refuse(refused)
 		}
-		return a.refuse(refused)
 	}
 	a.stage(metrics.StageCredential)
 	return nil
@@ -539,50 +542,8 @@ func (a *action) guard(ctx context.Context) *Refusal {
 	return r
 }
 
-// attach obtains the secrets and sets them, last of all fields (CONTRACT C1, V2).
-func (a *action) attach(ctx context.Context) *Refusal {
-	var used Credential
-	for i := range a.route.Inject {
-		in := &a.route.Inject[i]
-		if a.out.Target.Scheme != "https" && !a.route.Upstream.AllowPlaintext {
-			return refusal(outcome.CodeInjectionUnsupported, "", "plaintext", "A secret is never sent in clear.")
-		}
-		got, err := a.binding.Credentials.Resolve(ctx, in.Credential)
-		if err != nil {
-			return credentialRefusal(err)
-		}
-		tmpl, err := a.p.template(in.Value)
-		if err != nil {
-			return credentialRefusal(err)
-		}
-		value, err := tmpl.Render(got.Secret)
-		if err != nil {
-			return credentialRefusal(err)
-		}
-		// The canonical name, or the field would stand beside what was removed under it.
-		name := http.CanonicalHeaderKey(in.Header)
-		a.out.Header[name] = []string{value}
-		a.injected = append(a.injected, name)
-		a.secrets = append(a.secrets, value, string(got.Secret.Expose()))
-		used.ID = join(used.ID, got.ID)
-		used.Version = join(used.Version, got.Version)
-		used.Mode = join(used.Mode, tmpl.Mode())
-	}
-	if used.ID != "" {
-		a.add(Event{Type: CredentialAuthorized, Credential: &used})
-		a.identity = used.ID + "@" + used.Version
-	}
-	if used.ID == "" || a.route.PassAuthorization {
-		// What the caller presents to the origin may authenticate the connection itself
-		// (Negotiate, NTLM): it is not shared with another caller (V4, RFC 9110 §3.3).
-		a.identity += " caller " + a.s.Caller.ID
-	}
-	a.seal = a.sealNow()
-	return nil
-}
-
 func (a *action) sealNow() [sha256.Size]byte {
-	return sealOf(a.out, a.body, a.injected, a.identity, a.binding.Snapshot.Digest())
+	return sealOf(a.out, a.body, nil, a.identity, a.binding.Snapshot.Digest())
 }
 
 // template parses a route's template once; there are as many as the configurations of
@@ -603,19 +564,6 @@ func join(list, item string) string {
 		return item
 	}
 	return list + "," + item
-}
-
-func credentialRefusal(err error) *Refusal {
-	code, reason := outcome.CodeCredentialInvalid, "credential_invalid"
-	var e *inject.Error
-	if errors.As(err, &e) {
-		code, reason = e.Code, e.Reason
-	}
-	f, ok := outcome.Of(code)
-	if !ok || f.Phase != outcome.CredentialInjection {
-		f, _ = outcome.Of(outcome.CodeCredentialInvalid)
-	}
-	return &Refusal{Facts: f, Reason: reason}
 }
 
 func (a *action) cancelled(phase outcome.Phase) *Refusal {
@@ -786,7 +734,7 @@ func (a *action) refuse(r *Refusal) *Reply {
 		}
 	}
 	a.accepted.Relaxed = false
-	ended := &Ended{Facts: r.Facts, Reason: r.Reason, Field: r.Field, Stage: r.Stage}
+	ended := &Ended{Facts: r.Facts, Reason: r.Reason, Field: r.Field, Stage: r.Stage, Credential: r.credential}
 	if a.route != nil {
 		ended.Route = a.route.Name
 	}

@@ -752,6 +752,7 @@ func TestSnapshotBound(t *testing.T) {
 
 	for name, change := range map[string]func(a *action){
 		"header": func(a *action) { a.out.Header.Set("X-New", "1") },
+		"secret": func(a *action) { a.out.Header.Set("Authorization", "Bearer of-somebody-else") },
 		"path":   func(a *action) { a.out.RawPath = "/v1/other" },
 		"query":  func(a *action) { a.out.RawQuery, a.out.HasQuery = "x=1", true },
 		"host":   func(a *action) { a.out.Target.Host = "evil.example.test" },

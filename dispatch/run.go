@@ -149,6 +149,7 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 		a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: ended})
 		return a.commitUnresolved(facts)
 	}
+	a.suspect(end.Status)
 	_, timed := retryAfter(end.Header, a.now())
 	facts = statusFacts(end.Status, &a.route.Contract, a.repeatable, timed, a.advice)
 	if blocked := sink.screen.reason; blocked != "" {

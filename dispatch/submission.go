@@ -73,6 +73,8 @@ type Refusal struct {
 	Stage outcome.Stage
 	// Earlier is the action this one collided with; zero: none.
 	Earlier ActionID
+
+	credential string // that could not be used; recorded, never answered (B3)
 }
 
 // Reply is the answer to a submission. Exactly one of two kinds: relayed (Result

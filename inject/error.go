@@ -27,6 +27,17 @@ const (
 	ReasonPlaceholder   = "unknown_placeholder"
 	ReasonHeader        = "bad_header"       // no field name
 	ReasonHeaderKept    = "header_forbidden" // a field that belongs to the connection or to Waybill
+	ReasonLocked        = "vault_locked"
+	ReasonDenied        = "denied" // the store said no
+	ReasonUnreachable   = "unreachable"
+	ReasonMalformed     = "malformed" // what the store, or the secret, says cannot be read
+	ReasonExpired       = "expired"
+	ReasonCommand       = "command_failed"
+	ReasonNoField       = "no_such_field" // of a secret with several
+	ReasonNotStored     = "rotation_not_stored"
+	ReasonMode          = "unsupported_mode"
+	ReasonBody          = "body_not_json" // a secret cannot be put into this body
+	ReasonSigning       = "cannot_be_signed"
 )
 
 // Error says why a secret could not be obtained or attached: always
@@ -75,6 +86,12 @@ func (e *Error) Error() string {
 // Unwrap returns the cause for errors.Is: fs.ErrNotExist, context errors. Its text
 // may name a path and is not for callers.
 func (e *Error) Unwrap() error { return e.cause }
+
+// NewError returns an Error with a cause that errors.Is finds and nobody is shown. Code
+// is one of the credential_injection codes.
+func NewError(code outcome.Code, reason string, cause error) *Error {
+	return &Error{Code: code, Reason: reason, cause: cause}
+}
 
 func invalid(reason string, position int) *Error {
 	return &Error{Code: outcome.CodeCredentialInvalid, Reason: reason, Position: position}

@@ -1,11 +1,14 @@
 package inject
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -47,53 +50,143 @@ func (s envSource) Fetch(ctx context.Context) (Secret, error) {
 	return secret, err
 }
 
-func (s envSource) FetchVersion(context.Context) (Secret, string, error) {
+func (s envSource) FetchVersion(ctx context.Context) (Secret, string, error) {
+	return parsed(s.FetchRaw(ctx))
+}
+
+func (s envSource) FetchRaw(context.Context) (Material, error) {
 	v, ok := os.LookupEnv(s.name)
 	if !ok {
-		return Secret{}, "", &Error{Code: outcome.CodeCredentialMissing, Reason: ReasonNotSet, Kind: s.Kind()}
+		return Material{}, &Error{Code: outcome.CodeCredentialMissing, Reason: ReasonNotSet, Kind: s.Kind()}
 	}
-	secret, err := ParseSecret([]byte(v))
-	return secret, "started:" + stamp(started), err
+	return Material{Raw: []byte(v), Version: "started:" + stamp(started)}, nil
+}
+
+// parsed reads material as a secret of one line.
+func parsed(m Material, err error) (Secret, string, error) {
+	if err != nil {
+		return Secret{}, "", err
+	}
+	secret, err := ParseSecret(m.Raw)
+	clear(m.Raw)
+	return secret, m.Version, err
 }
 
 type fileSource struct {
 	path string
 	read func(path string) (raw []byte, before, after fs.FileInfo, err error)
+
+	mu   sync.Mutex
+	kept []byte // of the file that was; nil: none
+	was  fileState
 }
 
-// FileSource reads the file at path, as ParseSecret does, at every Fetch: a secret
-// that was rotated is used from the next request on. Its version is the time of
-// the file's last change.
+// FileSource reads the file at path, as ParseSecret does, when it changed since the
+// last Fetch: a secret that was rotated is used from the next request on. Its version
+// is the time of the file's last change.
 //
 // A file that is not there is CREDENTIAL_MISSING. One that is there but unusable –
 // unreadable, no regular file (symbolic links are followed), larger than
 // MaxSecretBytes, rewritten again and again while it is read – is
 // CREDENTIAL_INVALID.
-func FileSource(path string) Source { return fileSource{path, readFile} }
+func FileSource(path string) Source { return &fileSource{path: path, read: readFile} }
 
-func (s fileSource) Kind() string { return "file" }
+func (s *fileSource) Kind() string { return "file" }
 
-func (s fileSource) Fetch(ctx context.Context) (Secret, error) {
+func (s *fileSource) Fetch(ctx context.Context) (Secret, error) {
 	secret, _, err := s.FetchVersion(ctx)
 	return secret, err
 }
 
-func (s fileSource) FetchVersion(context.Context) (Secret, string, error) {
+func (s *fileSource) FetchVersion(ctx context.Context) (Secret, string, error) {
+	return parsed(s.FetchRaw(ctx))
+}
+
+// rest is how long a file must have rested before it is believed to be the same by
+// its times: those of a file system may be that coarse, and a second change within
+// one tick would not be seen.
+const rest = 2 * time.Second
+
+// FetchRaw asks the file system for the file's state each time, and reads the file
+// when that changed: one call instead of five.
+func (s *fileSource) FetchRaw(context.Context) (Material, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.kept != nil {
+		if info, err := os.Stat(s.path); err == nil && stateOf(info) == s.was {
+			return Material{Raw: bytes.Clone(s.kept), Version: "mtime:" + stamp(info.ModTime())}, nil
+		}
+	}
+	clear(s.kept)
+	s.kept = nil
 	// A writer that truncates and rewrites in place can be met half-way: what was
 	// read counts only if the file was the same before and after.
 	for range 3 {
+		now := time.Now()
 		raw, before, after, err := s.read(s.path)
 		if err != nil {
-			return Secret{}, "", err
+			return Material{}, err
 		}
 		if before.ModTime().Equal(after.ModTime()) && before.Size() == after.Size() && int64(len(raw)) == before.Size() {
-			secret, err := ParseSecret(raw)
-			clear(raw)
-			return secret, "mtime:" + stamp(before.ModTime()), err
+			if state := stateOf(before); state == stateOf(after) && state.settled(now) {
+				s.kept, s.was = bytes.Clone(raw), state
+			}
+			return Material{Raw: raw, Version: "mtime:" + stamp(before.ModTime())}, nil
 		}
 		clear(raw)
 	}
-	return Secret{}, "", invalid(ReasonChanging, 0)
+	return Material{}, invalid(ReasonChanging, 0)
+}
+
+// Replace writes the file anew, whole and synced before it gets its name (Writer).
+func (s *fileSource) Replace(_ context.Context, value []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.kept)
+	s.kept = nil
+	return ReplaceFile(s.path, value)
+}
+
+// ReplaceFile writes a file of mode 0600 (or that of the file which is there) beside
+// path, syncs it, gives it the name path and syncs the folder: after a crash the one or
+// the other is there, whole. A symbolic link is followed.
+func ReplaceFile(path string, value []byte) (err error) {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, ".new-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+			_ = os.Remove(f.Name())
+		}
+	}()
+	if info, err := os.Stat(path); err == nil {
+		if err := f.Chmod(info.Mode().Perm()); err != nil {
+			return err
+		}
+	}
+	if _, err := f.Write(value); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // stamp is a time in UTC to the nanosecond, without characters that need quoting.

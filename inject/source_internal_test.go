@@ -28,7 +28,7 @@ func TestFileChangingWhileRead(t *testing.T) {
 	write("old-secret", 1)
 	for unrest := range 4 {
 		reads := 0
-		src := fileSource{path: path, read: func(p string) ([]byte, fs.FileInfo, fs.FileInfo, error) {
+		src := &fileSource{path: path, read: func(p string) ([]byte, fs.FileInfo, fs.FileInfo, error) {
 			reads++
 			_, before, _, err := readFile(p)
 			if err != nil {

@@ -19,14 +19,29 @@ type Credential struct {
 	// printable ASCII characters without comma. "": the source names the version.
 	Label  string
 	Source Source
+	// Multiline admits values of several lines: keys and certificates, which are used by
+	// themselves and never put into a field.
+	Multiline bool
 }
 
 // Resolved is a credential with its secret, for one action. ID and Version are for
 // the record (CONTRACT C2, D1); Version is never derived from the secret.
+//
+// Version is what an approval binds (D3): the label, or what the source names. Issue
+// tells the tokens apart that were made of one version, and changes by itself.
 type Resolved struct {
 	ID      string
 	Version string
+	Issue   string
 	Secret  Secret
+}
+
+// Shown is the version as it is recorded, with the issue.
+func (r Resolved) Shown() string {
+	if r.Issue == "" {
+		return r.Version
+	}
+	return r.Version + "/" + r.Issue
 }
 
 // Store resolves credentials by id. It is immutable and safe for concurrent use; a
@@ -140,18 +155,35 @@ func (s *Store) Resolve(ctx context.Context, id string) (Resolved, error) {
 		return Resolved{}, e
 	}
 	var secret Secret
-	var version string
+	var version, issue string
 	var err error
-	if v, versioned := c.Source.(VersionedSource); versioned {
-		secret, version, err = v.FetchVersion(ctx)
-	} else {
+	switch src := c.Source.(type) {
+	case RawSource:
+		var m Material
+		if m, err = src.FetchRaw(ctx); err == nil {
+			version, issue = m.Version, m.Issue
+			if c.Multiline {
+				secret, err = ParseMaterial(m.Raw)
+			} else {
+				secret, err = ParseSecret(m.Raw)
+			}
+			clear(m.Raw)
+		}
+	case VersionedSource:
+		secret, version, err = src.FetchVersion(ctx)
+	default:
 		secret, err = c.Source.Fetch(ctx)
+	}
+	if version == "" {
 		version = c.Source.Kind() + ":unversioned"
 	}
 	if err == nil {
 		// Whatever the source, nothing leaves here that could not be sent.
 		b := secret.Expose()
-		if err = checkBytes(b); err == nil && holdsSecret(c.Label, b) {
+		if !c.Multiline {
+			err = checkBytes(b)
+		}
+		if err == nil && (holdsSecret(c.Label, b) || holdsSecret(version, b) || holdsSecret(issue, b)) {
 			err = invalid(ReasonLabel, 0)
 		}
 		clear(b)
@@ -160,10 +192,34 @@ func (s *Store) Resolve(ctx context.Context, id string) (Resolved, error) {
 		secret.Zero()
 		return Resolved{}, named(err, c)
 	}
+	version = printableVersion(version)
 	if c.Label != "" {
 		version = c.Label
 	}
-	return Resolved{ID: c.ID, Version: version, Secret: secret}, nil
+	return Resolved{ID: c.ID, Version: version, Issue: printableVersion(issue), Secret: secret}, nil
+}
+
+// printableVersion keeps what a store calls its version fit for a record.
+func printableVersion(s string) string {
+	b := []byte(s[:min(len(s), 128)])
+	for i, c := range b {
+		if c <= ' ' || c > '~' || c == ',' {
+			b[i] = '_'
+		}
+	}
+	return string(b)
+}
+
+// Suspect says that what a credential resolved to was refused where it was used: a
+// source that makes tokens makes a new one for the next Resolve. The refused one is
+// named by its issue, so that many who say so cause one renewal.
+func (s *Store) Suspect(id, issue string) {
+	if s == nil || issue == "" {
+		return
+	}
+	if r, ok := s.byID[id].Source.(Renewable); ok {
+		r.Suspect(issue)
+	}
 }
 
 // holdsSecret finds the mistake of writing the secret where its label belongs. A

@@ -177,6 +177,9 @@ func eventDetail(e dispatch.Event) string {
 		if e.Ended.Reason != "" {
 			add("%s", e.Ended.Reason)
 		}
+		if e.Ended.Credential != "" {
+			add("credential %s", e.Ended.Credential)
+		}
 	}
 	if e.Tunnel != nil {
 		add("%s, %d bytes out, %d in", e.Tunnel.Authority, e.Tunnel.BytesOut, e.Tunnel.BytesIn)
