@@ -76,6 +76,8 @@ const (
 	TunnelOpened                   // Tunnel (V7)
 	TunnelClosed                   // Tunnel
 	Booted                         // Boot; belongs to no action
+	SessionOpened                  // Session; belongs to no action (N4)
+	SessionClosed                  // Session; belongs to no action
 	eventTypes
 )
 
@@ -85,7 +87,7 @@ var eventNames = [...]string{
 	ResponseStarted: "REMOTE_RESPONSE_STARTED", ResponseComplete: "REMOTE_RESPONSE_COMPLETE", ResultCommitted: "RESULT_COMMITTED",
 	AttemptResolved: "ATTEMPT_RESOLVED", AttemptInterrupted: "ATTEMPT_INTERRUPTED", CallerGone: "CALLER_GONE",
 	DeliveryFailed: "DELIVERY_FAILED", ResultDelivered: "RESULT_DELIVERED", TunnelOpened: "TUNNEL_OPENED", TunnelClosed: "TUNNEL_CLOSED",
-	Booted: "BOOT",
+	Booted: "BOOT", SessionOpened: "SESSION_OPENED", SessionClosed: "SESSION_CLOSED",
 }
 
 // EventTypes returns every valid event type.
@@ -143,6 +145,7 @@ type Event struct {
 	Result     *Result     `json:"result,omitempty"`
 	Tunnel     *TunnelInfo `json:"tunnel,omitempty"`
 	Boot       *Boot       `json:"boot,omitempty"`
+	Session    *Session    `json:"session,omitempty"`
 }
 
 // Accepted is what was asked for.

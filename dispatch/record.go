@@ -264,7 +264,7 @@ func apply(r *Record, ev *Event, seq uint64) error {
 		return nil
 	case TunnelOpened, TunnelClosed:
 		return applyTunnel(r, ev)
-	case Booted, EventInvalid, eventTypes:
+	case Booted, SessionOpened, SessionClosed, EventInvalid, eventTypes:
 		return illegal(ev, "not an event of an action")
 	default:
 		return illegal(ev, "unknown event")

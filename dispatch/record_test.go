@@ -53,7 +53,7 @@ func genEvent(t *rapid.T) *Event {
 		ev.Ended, ev.Result = ended(), &Result{Status: 200}
 	case TunnelOpened, TunnelClosed:
 		ev.Tunnel = &TunnelInfo{Authority: "h:443"}
-	case DeliveryFailed, ResultDelivered, Booted, EventInvalid, eventTypes:
+	case DeliveryFailed, ResultDelivered, Booted, SessionOpened, SessionClosed, EventInvalid, eventTypes:
 	}
 	return ev
 }

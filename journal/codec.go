@@ -329,5 +329,9 @@ func cloneEvent(in *dispatch.Event) dispatch.Event {
 		b.ID, b.Build, b.Config = text(b.ID), text(b.Build), text(b.Config)
 		ev.Boot = b
 	}
+	if s := clone(ev.Session); s != nil {
+		s.ID, s.Name, s.Caller, s.Reason = text(s.ID), text(s.Name), text(s.Caller), text(s.Reason)
+		ev.Session = s
+	}
 	return ev
 }

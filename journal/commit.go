@@ -302,8 +302,13 @@ func (j *Journal) stage(txn *badger.Txn, st *stage, r *request) (fits bool, err 
 		key := keyEvent(h.seq + 1)
 		value := j.seal.seal(key, h.hash[:], encodeFrame(dispatch.ActionID{}, j.boot, len(r.events), r.payload))
 		h.seq, h.hash = h.seq+uint64(len(r.events)), chain(key, value)
-		st.checkpoint = true
-		return j.merge(st, r, []entry{{key: key, value: value}}, nil, nil, h, len(r.events)), nil
+		entries := []entry{{key: key, value: value}}
+		if r.also != nil {
+			entries = append(entries, r.also(st.head.seq+1)...)
+		} else {
+			st.checkpoint = true
+		}
+		return j.merge(st, r, entries, nil, nil, h, len(r.events)), nil
 	}
 	old, err := j.current(txn, st, r.action)
 	if err != nil {

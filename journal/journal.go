@@ -51,6 +51,8 @@ type Journal struct {
 	space     spaceGate
 	retention retention
 	stats     counters
+	sessions  sync.Mutex                    // one event of a session at a time
+	hold      atomic.Pointer[func() uint64] // see Hold
 
 	// c belongs to the committer.
 	c committer
@@ -88,7 +90,8 @@ type request struct {
 	caller  digest  // of ACTION_ACCEPTED
 	relaxed bool
 	held    int64                                      // of the budget
-	boot    bool                                       // a BOOT frame: no action
+	boot    bool                                       // a frame without an action: BOOT, a session
+	also    func(first uint64) []entry                 // what is written beside it
 	maint   []entry                                    // maintenance of this package: entries without events
 	plan    func(*badger.Txn, *stage) ([]entry, error) // the same, decided when its turn comes
 	call    func() error                               // run between two groups; nothing is written

@@ -66,7 +66,7 @@ func genEvent() *rapid.Generator[dispatch.Event] {
 			ev.Ended = &dispatch.Ended{Reason: "CALLER_CANCELLED"}
 		case dispatch.TunnelOpened, dispatch.TunnelClosed:
 			ev.Tunnel = &dispatch.TunnelInfo{Authority: "a:1"}
-		case dispatch.DeliveryFailed, dispatch.ResultDelivered, dispatch.Booted, dispatch.EventInvalid:
+		case dispatch.DeliveryFailed, dispatch.ResultDelivered, dispatch.Booted, dispatch.SessionOpened, dispatch.SessionClosed, dispatch.EventInvalid:
 		}
 		if drop {
 			ev.Ended, ev.Accepted, ev.Bound, ev.Dispatch, ev.Response = nil, nil, nil, nil, nil

@@ -225,9 +225,9 @@ func (j *Journal) Retain(now time.Time) (done Retained, err error) {
 	if err != nil {
 		return done, err
 	}
-	target := base
+	target, hold := base, j.held()
 	for i := range all {
-		if j.opt.Retention > 0 && !all[i].at.After(now.Add(-j.opt.Retention)) && all[i].seq > target.seq {
+		if all[i].seq <= hold && j.opt.Retention > 0 && !all[i].at.After(now.Add(-j.opt.Retention)) && all[i].seq > target.seq {
 			target = all[i]
 		}
 	}
@@ -240,11 +240,19 @@ func (j *Journal) Retain(now time.Time) (done Retained, err error) {
 		}
 		n, err := j.expire(base.seq)
 		done.Actions += n
+		if err == nil {
+			err = j.expireSessions(base.seq, now)
+		}
 		return err
 	}
 	err = move(target)
 	if limit := j.opt.MaxBytes; limit > 0 && j.kept(&base) > limit {
 		for i := range all {
+			// Disk use is bounded even where a follower does not get on: it will find a gap,
+			// and say so.
+			if all[i].seq > hold && j.kept(&base) <= limit+limit/4 {
+				break
+			}
 			if err == nil && all[i].seq > base.seq && j.kept(&base) > limit/8*7 {
 				err = move(all[i])
 			}

@@ -153,6 +153,7 @@ const (
 	famManifest = 'R' // action(16) attempt(4)                 -> manifest
 	famExpiry   = 'x' // ms(8) action(16) attempt(4)           -> nothing
 	famMeta     = 'm' // name
+	famSession  = 's' // session id(8)                         -> session
 )
 
 // Purposes of mac.

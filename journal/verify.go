@@ -24,6 +24,7 @@ type Report struct {
 	Actions        int    `json:"actions"`
 	Open           int    `json:"open"`
 	Boots          int    `json:"boots"`
+	SessionEvents  int    `json:"session_events"`
 	Results        int    `json:"results"`
 	Dropped        int    `json:"dropped"` // of them, by retention
 	ResultBytes    int64  `json:"result_bytes"`
@@ -31,6 +32,9 @@ type Report struct {
 	WitnessRecords int    `json:"witness_records"`
 	// Broken is the first broken record; nil: none.
 	Broken *CorruptError `json:"broken,omitempty"`
+	// Quarantine says why the journal is in quarantine; "": it is not. What is there was
+	// found in order.
+	Quarantine string `json:"quarantine,omitempty"`
 }
 
 // Verify walks the whole journal while it runs: the sequence has no hole, the hash
@@ -47,8 +51,11 @@ func (j *Journal) Verify(ctx context.Context) (Report, error) {
 		v.report.Broken = broken
 	}
 	if err == nil && j.recovery.Quarantined {
-		v.report.Broken = &CorruptError{What: "the store ends before its witness", Seq: j.recovery.Seq + 1}
-		err = fmt.Errorf("%w: %w", dispatch.ErrQuarantined, v.report.Broken)
+		v.report.Quarantine, err = j.recovery.Reason, dispatch.ErrQuarantined
+		if j.recovery.WitnessSeq > j.recovery.Seq {
+			v.report.Broken = &CorruptError{What: "the store ends before its witness", Seq: j.recovery.Seq + 1}
+			err = fmt.Errorf("%w: %w", dispatch.ErrQuarantined, v.report.Broken)
+		}
 	}
 	return v.report, err
 }
@@ -81,6 +88,8 @@ type verifier struct {
 	report Report
 	head   head
 	base   mark // the chain begins after it
+	// loose are the events that belong to no action: starts and sessions.
+	loose uint64
 	// marks are positions that the witness recorded: by sequence.
 	marks map[uint64]digest
 	// named are the events that the witness names, by sequence.
@@ -228,7 +237,12 @@ func (v *verifier) events(txn *badger.Txn) error {
 			delete(v.named, seq)
 		}
 		if f.action.IsZero() {
-			v.report.Boots++
+			v.loose += uint64(n)
+			if f.events[0].Type == dispatch.Booted {
+				v.report.Boots++
+			} else {
+				v.report.SessionEvents += n
+			}
 		}
 		at.seq, at.hash = at.seq+uint64(n), chain(key, value)
 		if h, ok := v.marks[at.seq]; ok && h != at.hash && !j.hooks.NoChain {
@@ -267,6 +281,7 @@ func (v *verifier) kept(item *badger.Item, key []byte) error {
 		return &CorruptError{What: "event does not decode", Seq: seq}
 	}
 	if id.IsZero() {
+		v.loose += uint64(n)
 		v.report.Boots++
 	}
 	v.report.Events += uint64(n)
@@ -278,7 +293,7 @@ func (v *verifier) actions(txn *badger.Txn) error {
 	j := v.j
 	it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famRecord}})
 	defer it.Close()
-	counted := uint64(v.report.Boots)
+	counted := v.loose
 	for it.Rewind(); it.Valid(); it.Next() {
 		if err := v.ctx.Err(); err != nil {
 			return context.Cause(v.ctx)

@@ -63,7 +63,8 @@ func witnessed(t dispatch.EventType) bool {
 		return true
 	case dispatch.EventInvalid, dispatch.ActionAccepted, dispatch.PreflightValidated, dispatch.CredentialAuthorized,
 		dispatch.AttemptFailed, dispatch.RequestSent, dispatch.ResponseStarted, dispatch.ResponseComplete,
-		dispatch.CallerGone, dispatch.DeliveryFailed, dispatch.ResultDelivered, dispatch.Booted:
+		dispatch.CallerGone, dispatch.DeliveryFailed, dispatch.ResultDelivered, dispatch.Booted,
+		dispatch.SessionOpened, dispatch.SessionClosed:
 		return false
 	default:
 		return false

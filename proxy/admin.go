@@ -173,7 +173,7 @@ func (a *api) sessions() {
 		return
 	}
 	if a.r.Method == http.MethodGet {
-		a.json(http.StatusOK, a.p.sessions.List())
+		a.listSessions()
 		return
 	}
 	if !a.method(http.MethodPost) {
@@ -198,6 +198,7 @@ func (a *api) sessions() {
 		a.unreadable("", err)
 		return
 	}
+	a.recordSession(dispatch.SessionOpened, dispatch.Session{ID: id, Name: in.Name, Caller: sessionPrefix + id})
 	u := url.URL{Scheme: "http", User: url.UserPassword(id, token), Host: addr.String()}
 	a.json(http.StatusCreated, opened{ID: id, Token: token, ProxyURL: u.String()})
 }
@@ -228,6 +229,7 @@ func (a *api) closeSession(id string) {
 		a.unreadable("", err)
 		return
 	}
+	a.recordSession(dispatch.SessionClosed, dispatch.Session{ID: id, Caller: sessionPrefix + id, Reason: dispatch.SessionEnded})
 	sums := []SessionSummary{}
 	index := map[SessionSummary]int{}
 	for rec, err := range a.p.journal.Actions(a.r.Context(), dispatch.Filter{Caller: sessionPrefix + id}) {

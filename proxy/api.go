@@ -395,7 +395,7 @@ func (a *api) events(rec dispatch.Record) {
 		a.unreadable(rec.ID.String(), err)
 		return
 	}
-	a.json(http.StatusOK, events)
+	a.json(http.StatusOK, dispatch.ShowEvents(events))
 }
 
 // result relays the stored result: its status, its end-to-end fields and its bytes,

@@ -15,7 +15,7 @@ import (
 // fullAction is what "waybill action ID --json" prints.
 type fullAction struct {
 	actionDocument
-	Events []dispatch.StoredEvent `json:"events"`
+	Events []dispatch.ShownEvent `json:"events"`
 }
 
 func newAction(a *app) *cobra.Command {
@@ -24,7 +24,8 @@ func newAction(a *app) *cobra.Command {
 		Use:   "action ID",
 		Short: "Show one action: facts, attempts and events",
 		Long: `Show one action: its facts, the evidence for them, every attempt, and the events
-of the journal with their sequence numbers.`,
+of the journal with their sequence numbers and their source: the caller, waybill
+itself, what was observed on the transport, or the remote side.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeIDs(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -88,7 +89,7 @@ func printAction(w io.Writer, s styler, d fullAction) error {
 	}
 	p.printf("\nevents\n")
 	for _, e := range d.Events {
-		p.printf("  %6d  %s  %-26s %s\n", e.Seq, e.At.Local().Format("15:04:05.000"), e.Type, printable(eventDetail(e.Event)))
+		p.printf("  %6d  %s  %-26s %-19s %s\n", e.Seq, e.At.Local().Format("15:04:05.000"), e.Type, e.From, printable(eventDetail(e.Event)))
 	}
 	return p.err
 }

@@ -254,8 +254,8 @@ func (c *adminClient) Action(ctx context.Context, id dispatch.ActionID) (actionD
 }
 
 // Events implements reader.
-func (c *adminClient) Events(ctx context.Context, id dispatch.ActionID) ([]dispatch.StoredEvent, error) {
-	var events []dispatch.StoredEvent
+func (c *adminClient) Events(ctx context.Context, id dispatch.ActionID) ([]dispatch.ShownEvent, error) {
+	var events []dispatch.ShownEvent
 	err := c.get(ctx, http.MethodGet, "/v1/actions/"+id.String()+"/events", nil, nil, &events)
 	return events, err
 }

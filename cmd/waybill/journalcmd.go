@@ -7,6 +7,8 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -42,6 +44,9 @@ side did. The exit code is 6 when something is damaged.`,
 			}
 			if err := printReport(a, doc, asJSON); err != nil {
 				return err
+			}
+			if quarantined, _ := doc["quarantined"].(bool); quarantined {
+				return fail(exitJournalDamaged, "journal: in quarantine: %s; what is there is whole. What happened since its end is not on record: settle that with the remote sides, then: waybill journal acknowledge --reason TEXT", damage)
 			}
 			if damage != "" {
 				return fail(exitJournalDamaged, "journal: damaged: %s; keep a copy of the folder before anything else", damage)
@@ -117,6 +122,10 @@ func printReport(a *app, doc map[string]any, asJSON bool) error {
 			}
 			p.printf("%-24s %s\n", k, raw)
 		case float64:
+			if name, ok := strings.CutSuffix(k, "_ns"); ok {
+				p.printf("%-24s %v\n", name, time.Duration(v))
+				continue
+			}
 			p.printf("%-24s %.0f\n", k, v)
 		default:
 			p.printf("%-24s %v\n", k, v)

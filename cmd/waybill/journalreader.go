@@ -112,12 +112,12 @@ func (r *journalReader) Action(ctx context.Context, id dispatch.ActionID) (actio
 }
 
 // Events implements reader.
-func (r *journalReader) Events(ctx context.Context, id dispatch.ActionID) ([]dispatch.StoredEvent, error) {
+func (r *journalReader) Events(ctx context.Context, id dispatch.ActionID) ([]dispatch.ShownEvent, error) {
 	events, err := r.j.Events(ctx, id)
 	if err != nil {
 		return nil, fail(exitFailure, "%w", err)
 	}
-	return events, nil
+	return dispatch.ShowEvents(events), nil
 }
 
 // Result implements reader.

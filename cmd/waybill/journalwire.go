@@ -39,6 +39,9 @@ type journalVerification struct {
 	// Problem names the first broken record, or says that the store is behind its
 	// witness. It holds no recorded data.
 	Problem string `json:"problem,omitempty"`
+	// Quarantined: every record that is there is in order, but what happened after the
+	// last one may be missing (CONTRACT M5).
+	Quarantined bool `json:"quarantined,omitempty"`
 	journal.Report
 }
 
@@ -48,6 +51,9 @@ func verification(r journal.Report, err error) (journalVerification, error) {
 	v := journalVerification{OK: err == nil, Report: r}
 	if errors.Is(err, journal.ErrCorrupt) || errors.Is(err, dispatch.ErrQuarantined) {
 		v.Problem, err = err.Error(), nil
+	}
+	if v.Quarantined = r.Quarantine != ""; v.Quarantined {
+		v.Problem = r.Quarantine
 	}
 	return v, err
 }

@@ -16,7 +16,9 @@ type reader interface {
 	// Action returns an error with exitNotFound for an id that nobody knows.
 	Action(ctx context.Context, id dispatch.ActionID) (actionDocument, error)
 	// Events returns them in order of sequence.
-	Events(ctx context.Context, id dispatch.ActionID) ([]dispatch.StoredEvent, error)
+	Events(ctx context.Context, id dispatch.ActionID) ([]dispatch.ShownEvent, error)
+	// Sessions returns an errListIncomplete with what there is of a journal in quarantine.
+	Sessions(ctx context.Context, q dispatch.SessionQuery) ([]dispatch.SessionView, error)
 	// Result returns a *noResultError when there is no complete result. Its body
 	// fails with an error, never with a clean short end.
 	Result(ctx context.Context, id dispatch.ActionID) (*storedResult, error)

@@ -42,6 +42,9 @@ func TestRestoredJournalIsListed(t *testing.T) {
 		if running {
 			r.start()
 		}
+		if code, out, errs := r.cli("journal", "verify"); code != exitJournalDamaged || strings.Contains(errs, "damaged") || !strings.Contains(errs, "quarantine") || !strings.Contains(errs, "restored from a backup") {
+			t.Errorf("running %v: verify: %d\n%s\n%s", running, code, out, errs)
+		}
 		for _, args := range [][]string{{"actions"}, {"actions", "--json"}} {
 			code, out, errs := r.cli(args...)
 			if code != exitJournalDamaged || !strings.Contains(out, "/v1/kept") || !strings.Contains(errs, "acknowledge") {
