@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"waybill/inject"
+	"waybill/metrics"
 	"waybill/outcome"
 	"waybill/routes"
 )
@@ -50,6 +51,8 @@ type memJournal struct {
 	ids     map[string]ActionID
 	order   []ActionID
 	queued  []Batch
+	// metrics is told of what became durable, as the real one tells it.
+	metrics *metrics.Metrics
 	// unreadable is what reads fail with.
 	unreadable error
 	*trace     // shared with memTransport
@@ -137,10 +140,17 @@ func (j *memJournal) write(b Batch) (Receipt, error) {
 		j.chunks[b.Action] = append(j.chunks[b.Action], bytes.Clone(c.Data))
 		j.note(fmt.Sprintf("durable chunk %d", c.Index))
 	}
-	if _, known := j.records[b.Action]; !known {
+	old, known := j.records[b.Action]
+	if !known {
 		j.order = append(j.order, b.Action)
 	}
 	j.records[b.Action] = r
+	if before := &old; len(b.Events) > 0 {
+		if !known {
+			before = nil
+		}
+		Measure(j.metrics, before, &r, b.Events)
+	}
 	if b.Relaxed {
 		return Receipt{}, nil
 	}

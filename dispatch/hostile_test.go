@@ -487,7 +487,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 	contract.Covers(t, "S1")
 	b := newBench(t)
 	m := metrics.New("v0", "")
-	b.cfg.Metrics = m
+	b.cfg.Metrics, b.j.metrics = m, m
 	b.Do(t.Context(), post("nowhere.example.test", "/", "a"))
 	families, err := m.Gatherer().Gather()
 	if err != nil {

@@ -724,7 +724,6 @@ func (a *action) append(ctx context.Context, relaxed bool) (Receipt, error) {
 
 // refuse ends an action before any boundary. The answer follows its durable record (M6).
 func (a *action) refuse(r *Refusal) *Reply {
-	p := a.p
 	keep := a.events
 	// Events that belong to a dispatch which did not happen are not recorded.
 	a.events = a.events[:0:0]
@@ -759,13 +758,6 @@ func (a *action) refuse(r *Refusal) *Reply {
 		return a.journalUnavailable(r.Phase, err)
 	}
 	rec := receipt.Record
-	route := ""
-	if a.route != nil {
-		route = a.route.Name
-	}
-	if !control.Off("S1-refusals-counted") {
-		p.cfg.Metrics.Action(route, rec.Facts)
-	}
 	reply := a.answer(rec, rec.Facts, r.Detail)
 	reply.Gone = r.Code == outcome.CodeCallerCancelled
 	a.log(rec, reply.Status)

@@ -36,6 +36,8 @@ type Record struct {
 	Failed     bool        `json:"delivery_failed,omitempty"` // H2
 	Delivered  bool        `json:"delivered,omitempty"`       // H6
 	Tunnel     *TunnelInfo `json:"tunnel,omitempty"`
+	// Reopened: a further attempt was begun after the action had ended (A9, J1).
+	Reopened bool `json:"reopened,omitempty"`
 
 	AcceptedAt time.Time `json:"accepted_at"`
 	EndedAt    time.Time `json:"ended_at,omitzero"`
@@ -83,6 +85,19 @@ func (r *Record) running() *Attempt {
 		}
 	}
 	return nil
+}
+
+// following reports whether the last attempt was answered by a redirect that the next
+// one follows (R2): the action had not really ended.
+func (r *Record) following() bool {
+	n := len(r.Attempts)
+	return n > 0 && r.Attempts[n-1].End != nil && r.Attempts[n-1].End.Followed
+}
+
+// Unresolved reports whether the action ended with an unknown outcome that later
+// evidence may still resolve (K2). A blind tunnel's never is (V7).
+func (r *Record) Unresolved() bool {
+	return r.Ended && r.Facts.Outcome == outcome.Unknown && r.Tunnel == nil
 }
 
 // Repeatable reports whether the operation was declared or is known to be safe to repeat (G6).
@@ -340,6 +355,9 @@ func applyDispatch(r *Record, ev *Event, seq uint64) error {
 		return illegal(ev, "one attempt is one hand-over (F6)")
 	case r.running() != nil:
 		return illegal(ev, "another attempt is active (J1)")
+	}
+	if r.Ended && !r.following() {
+		r.Reopened = true
 	}
 	r.Attempts = append(r.Attempts, Attempt{N: ev.Attempt, Facts: unresolvedFacts(ev.Dispatch.Unresolved), Stage: ev.Dispatch.Stage, Dispatch: ev.Dispatch, DispatchSeq: seq})
 	r.Ended, r.EndedAt = false, time.Time{}

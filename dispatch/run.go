@@ -181,7 +181,6 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 	}
 	rec := a.current(receipt, facts)
 	a.committed = true
-	a.p.cfg.Metrics.Action(a.route.Name, rec.Facts)
 	reply := a.relay(rec, result, sink)
 	a.log(rec, reply.Status)
 	return reply
@@ -302,7 +301,6 @@ func (a *action) commitUnresolved(f outcome.Facts) *Reply {
 	} else {
 		rec = a.current(receipt, f)
 	}
-	a.p.cfg.Metrics.Action(a.route.Name, rec.Facts)
 	reply := a.answer(rec, rec.Facts, "")
 	a.log(rec, reply.Status)
 	return reply
@@ -342,7 +340,6 @@ func (a *action) commitStoreFailed(f outcome.Facts) *Reply {
 	if r, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: a.events, Relaxed: a.accepted.Relaxed}); err == nil {
 		rec = a.current(r, f)
 	}
-	a.p.cfg.Metrics.Action(a.route.Name, f)
 	reply := a.answer(rec, f, "")
 	a.log(rec, reply.Status)
 	return reply

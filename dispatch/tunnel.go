@@ -100,7 +100,6 @@ func (p *Pipeline) Tunnel(ctx context.Context, c Caller, authority string, estab
 		p.cfg.Logger.Warn("end of tunnel cannot be recorded", slog.String("action", a.id.String()), slog.Any("err", err))
 		return nil
 	}
-	p.cfg.Metrics.Action("", receipt.Record.Facts)
 	a.log(receipt.Record, 200)
 	return nil
 }

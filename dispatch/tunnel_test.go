@@ -116,7 +116,7 @@ func TestMetricsEqualTheJournal(t *testing.T) {
 	contract.Covers(t, "S1", "M6")
 	b := newBench(t)
 	m := metrics.New("v0", "")
-	b.cfg.Metrics = m
+	b.cfg.Metrics, b.j.metrics = m, m
 	for i, play := range []func(context.Context, *Outgoing, Sink) Ending{answerWith(200, "ok"), answerWith(500, ""), endWith(outcome.CodeRemoteTimeout), endWith(outcome.CodeRemoteRefused), answerWith(404, "")} {
 		b.tr.play = play
 		b.Do(t.Context(), post("pay.example.test", "/v1/"+string(rune('a'+i)), "a"))

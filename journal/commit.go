@@ -254,6 +254,7 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 	j.stats.committed(&g, c.head, len(c.open), len(included))
 	for _, r := range included {
 		if len(r.events) > 0 && !r.boot {
+			j.opt.Metrics.Applied(r.before, &r.rec, r.events)
 			j.watch.publish(r.rec)
 		}
 		j.answer(r, nil)
@@ -317,6 +318,7 @@ func (j *Journal) stage(txn *badger.Txn, st *stage, r *request) (fits bool, err 
 	next := &projection{}
 	if old != nil {
 		next.rec = old.rec
+		r.before = &old.rec
 	}
 	next.rec.ID = r.action
 	h := st.head
@@ -593,6 +595,13 @@ func (j *Journal) indexes(entries []entry, r *request, old, next *projection) []
 		entries = append(entries, entry{key: keyAction(famOpen, r.action)})
 	case rec.Ended && wasOpen:
 		entries = append(entries, entry{key: keyAction(famOpen, r.action), remove: true})
+	}
+	wasUnresolved := old != nil && old.rec.Unresolved()
+	switch {
+	case rec.Unresolved() && !wasUnresolved:
+		entries = append(entries, entry{key: keyAction(famDoubt, r.action)})
+	case !rec.Unresolved() && wasUnresolved:
+		entries = append(entries, entry{key: keyAction(famDoubt, r.action), remove: true})
 	}
 	if rec.GuardsRepeats() && (old == nil || !old.rec.GuardsRepeats()) {
 		// By the sequence of its ending, so that the latest ending is found first. Never

@@ -98,6 +98,7 @@ type request struct {
 	// recovering lets a request through that a start makes.
 	recovering bool
 
+	before  *dispatch.Record // of the action; nil: it is new
 	rec     dispatch.Record
 	earlier dispatch.ActionID
 	err     error

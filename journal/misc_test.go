@@ -28,11 +28,21 @@ import (
 func testOptionsLogger() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 type countMetrics struct {
-	groups, requests, events, syncs, stopped, dropped atomic.Int64
-	mu                                                sync.Mutex
-	reasons                                           map[string]int
+	groups, requests, events, syncs, stopped, dropped, unresolved atomic.Int64
+	mu                                                            sync.Mutex
+	reasons                                                       map[string]int
 }
 
+func (m *countMetrics) Applied(before, after *dispatch.Record, _ []dispatch.Event) {
+	was := before != nil && before.Unresolved()
+	switch is := after.Unresolved(); {
+	case is && !was:
+		m.unresolved.Add(1)
+	case was && !is:
+		m.unresolved.Add(-1)
+	}
+}
+func (m *countMetrics) Found(*dispatch.Record) { m.unresolved.Add(1) }
 func (m *countMetrics) GroupCommitted(g Group) {
 	m.groups.Add(1)
 	m.requests.Add(int64(g.Requests))

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"time"
 
+	"waybill/dispatch"
 	"waybill/journal/internal/hooks"
 )
 
@@ -91,6 +92,13 @@ func (o *Options) withDefaults() {
 // Metrics is told what the journal does. Calls come from the committer: they must
 // not block. Label values are from closed lists (CONTRACT S2).
 type Metrics interface {
+	// Applied is called for every append that became durable, before it is answered, in
+	// order of sequence: the action's projection ahead of it (nil: a new action) and after
+	// it, and the events. What is passed is read only, and not kept.
+	Applied(before, after *dispatch.Record, events []dispatch.Event)
+	// Found is called by Open for every unresolved action of the store (Record.Unresolved),
+	// before anything is appended.
+	Found(r *dispatch.Record)
 	// GroupCommitted is called after every group that became durable.
 	GroupCommitted(g Group)
 	// AppendRefused counts answers that wrap dispatch.ErrNotWritten; reason is one of
@@ -131,7 +139,9 @@ const (
 
 type noMetrics struct{}
 
-func (noMetrics) GroupCommitted(Group) {}
-func (noMetrics) AppendRefused(string) {}
-func (noMetrics) Stopped()             {}
-func (noMetrics) Dropped(int, int64)   {}
+func (noMetrics) Applied(_, _ *dispatch.Record, _ []dispatch.Event) {}
+func (noMetrics) Found(*dispatch.Record)                            {}
+func (noMetrics) GroupCommitted(Group)                              {}
+func (noMetrics) AppendRefused(string)                              {}
+func (noMetrics) Stopped()                                          {}
+func (noMetrics) Dropped(int, int64)                                {}

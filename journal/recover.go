@@ -159,6 +159,11 @@ func (j *Journal) open() error {
 			return err
 		}
 	}
+	if !j.opt.ReadOnly {
+		if err := j.loadUnresolved(); err != nil {
+			return err
+		}
+	}
 	if j.recovery.Quarantined || j.opt.ReadOnly {
 		j.named = at.named
 		return j.loadRetention(j.opt.Now())
@@ -612,6 +617,28 @@ func (j *Journal) loadOpen() error {
 			}
 			if p != nil && !p.rec.Ended {
 				j.c.open[id] = p
+			}
+		}
+		return nil
+	})
+}
+
+// loadUnresolved tells the metrics of the actions whose outcome is unknown.
+func (j *Journal) loadUnresolved() error {
+	return j.view(func(txn *badger.Txn) error {
+		it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famDoubt}})
+		defer it.Close()
+		for it.Rewind(); it.Valid(); it.Next() {
+			id, ok := trailingID(it.Item().Key())
+			if !ok {
+				continue
+			}
+			p, err := j.readProjection(txn, id)
+			if err != nil {
+				return err
+			}
+			if p != nil && p.rec.Unresolved() {
+				j.opt.Metrics.Found(&p.rec)
 			}
 		}
 		return nil

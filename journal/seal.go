@@ -144,6 +144,7 @@ const (
 	famEvent    = 'e' // first seq(8)                          -> frame
 	famRecord   = 'p' // action(16)                            -> projection
 	famOpen     = 'o' // action(16)                            -> nothing
+	famDoubt    = 'u' // action(16)                            -> nothing
 	famTime     = 't' // first seq(8) action(16)               -> nothing
 	famCaller   = 'c' // HMAC(caller)(16) first seq(8) action(16) -> nothing
 	famRequest  = 'k' // HMAC(caller, request id)(32)          -> action(16)

@@ -1,21 +1,37 @@
 // Package metrics declares every collector of Waybill once, with typed record
-// methods. It is the only importer of client_golang. Labels are enumerations or
-// route names, never hosts, paths, ids or error text (CONTRACT S2).
+// methods. It is the only importer of client_golang.
+//
+// Labels are closed and bounded (CONTRACT S2): enumerations of package outcome,
+// enumerations of this package, and names of routes and credentials as the
+// configuration has them. Never a host, path, key, id or error text: what is none
+// of the configured names becomes "other", whoever passes it.
 package metrics
 
 import (
 	"net/http"
+	"runtime"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"waybill/internal/control"
 	"waybill/outcome"
 )
 
-// NoRoute is the route label of actions that matched no route.
-const NoRoute = "none"
+const (
+	// NoRoute is the route label of actions that matched no route, and the code label
+	// of those without a code.
+	NoRoute = "none"
+	// Other is the label of a name that is not configured: a route of a former
+	// configuration, met in the journal at the start.
+	Other = "other"
+	// maxNames bounds the names that one process has labelled series with: a
+	// configuration that is generated anew again and again does not grow them for ever.
+	maxNames = 2000
+)
 
 // Stage names a measured stretch of an action's way.
 type Stage string
@@ -40,67 +56,33 @@ func Stages() []Stage {
 type Metrics struct {
 	registry *prometheus.Registry
 
-	actions    *prometheus.CounterVec
-	unrecorded *prometheus.CounterVec
-	inFlight   prometheus.Gauge
-	stages     map[Stage]prometheus.Observer
-	commit     prometheus.Histogram
-	group      prometheus.Histogram
-	syncs      prometheus.Counter
-	recovered  *prometheus.CounterVec
-	reloadOK   prometheus.Gauge
-	reloadAt   prometheus.Gauge
-	reloads    *prometheus.CounterVec
-	quarantine prometheus.Gauge
-	storeFail  prometheus.Counter
+	actionMetrics
+	featureMetrics
+	journalMetrics
+	connectionMetrics
+	credentialMetrics
+	processMetrics
+
+	routes          names
+	credentialNames names
 }
 
 // New registers the collectors with a registry of its own. version and revision
 // label waybill_build_info.
 func New(version, revision string) *Metrics {
-	r := prometheus.NewRegistry()
-	m := &Metrics{registry: r, stages: make(map[Stage]prometheus.Observer)}
-	m.actions = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "waybill_actions_total",
-		Help: "Actions that ended, by route and by the facts on record. The sum equals the number of ended actions in the journal."},
-		[]string{"route", "phase", "outcome", "retry", "code"})
-	m.unrecorded = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "waybill_unrecorded_refusals_total",
-		Help: "Refusals that left no record: no caller identity, or no journal."}, []string{"code"})
-	m.inFlight = prometheus.NewGauge(prometheus.GaugeOpts{Name: "waybill_actions_in_flight", Help: "Actions that have been accepted and have not ended."})
-	stages := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "waybill_stage_duration_seconds",
-		Help:    "Time an action spent in each stage of its way, in seconds.",
-		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}}, []string{"stage"})
-	for _, s := range Stages() {
-		m.stages[s] = stages.WithLabelValues(string(s))
-	}
-	m.commit = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "waybill_journal_commit_seconds", Help: "Time of one durable group commit, in seconds.",
-		Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16)})
-	m.group = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "waybill_journal_group_requests", Help: "Appends that shared one durable group commit.",
-		Buckets: prometheus.ExponentialBuckets(1, 2, 10)})
-	m.syncs = prometheus.NewCounter(prometheus.CounterOpts{Name: "waybill_journal_syncs_total", Help: "Sync system calls of durable group commits."})
-	m.recovered = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "waybill_recovered_actions_total",
-		Help: "Actions found open at start-up and closed by what their records prove."}, []string{"outcome"})
-	m.reloadOK = prometheus.NewGauge(prometheus.GaugeOpts{Name: "waybill_config_last_reload_successful", Help: "1 if the last attempt to load the configuration succeeded, else 0."})
-	m.reloadAt = prometheus.NewGauge(prometheus.GaugeOpts{Name: "waybill_config_last_reload_success_timestamp_seconds", Help: "Unix time of the last successful load of the configuration."})
-	m.reloads = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "waybill_config_reloads_total", Help: "Attempts to reload the configuration, by result."}, []string{"result"})
-	m.quarantine = prometheus.NewGauge(prometheus.GaugeOpts{Name: "waybill_journal_quarantined", Help: "1 while the journal is behind its witness and refuses new work, else 0."})
-	m.storeFail = prometheus.NewCounter(prometheus.CounterOpts{Name: "waybill_result_store_failures_total", Help: "Complete answers that could not be made durable."})
-	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "waybill_build_info", Help: "Always 1; the labels name the build."}, []string{"version", "revision"})
-	info.WithLabelValues(version, revision).Set(1)
-	for _, o := range outcome.Outcomes() {
-		m.recovered.WithLabelValues(o.String())
-	}
-	for _, s := range []string{"success", "failure"} {
-		m.reloads.WithLabelValues(s)
-	}
-	for _, c := range []outcome.Code{outcome.CodeCallerUnauthenticated, outcome.CodeJournalUnavailable, outcome.CodeJournalIndeterminate} {
-		m.unrecorded.WithLabelValues(c.String())
-	}
-	r.MustRegister(m.actions, m.unrecorded, m.inFlight, stages, m.commit, m.group, m.syncs, m.recovered, m.reloadOK, m.reloadAt, m.reloads, m.quarantine, m.storeFail, info,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m := &Metrics{registry: prometheus.NewRegistry()}
+	m.newActions()
+	m.newFeatures()
+	m.newJournal()
+	m.newConnections()
+	m.newCredentials()
+	m.newProcess(version, revision)
+	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
-// Handler serves the Prometheus text formats.
+// Handler serves the Prometheus text formats, and native histograms to who asks for
+// the format that has them.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{EnableOpenMetrics: true})
 }
@@ -108,58 +90,124 @@ func (m *Metrics) Handler() http.Handler {
 // Gatherer returns the registry, for tests.
 func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
-// Action counts one ended action (CONTRACT S1). route must be a configured route's
-// name or "" (S2).
-func (m *Metrics) Action(route string, f outcome.Facts) {
-	if m == nil {
-		return
-	}
-	if route == "" {
-		route = NoRoute
-	}
-	code := f.Code.String()
-	if code == "" {
-		code = NoRoute
-	}
-	m.actions.WithLabelValues(route, f.Phase.String(), f.Outcome.String(), f.Retry.String(), code).Inc()
+// names is a set of configured names, and the only way from a name to a label.
+type names struct {
+	mu  sync.RWMutex
+	all map[string]struct{}
 }
 
-// Unrecorded counts a refusal without a record (CONTRACT M6).
-func (m *Metrics) Unrecorded(c outcome.Code) {
+// add makes names known; those of earlier configurations stay, since their actions
+// may still be on their way.
+func (n *names) add(list []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.all == nil {
+		n.all = make(map[string]struct{}, len(list))
+	}
+	for _, name := range list {
+		if len(n.all) < maxNames {
+			n.all[name] = struct{}{}
+		}
+	}
+}
+
+// label returns name if it is known, NoRoute for "" and Other for everything else (S2).
+func (n *names) label(name string) string {
+	if name == "" {
+		return NoRoute
+	}
+	n.mu.RLock()
+	_, ok := n.all[name]
+	n.mu.RUnlock()
+	if ok || control.Off("S2-labels-are-closed") {
+		return name
+	}
+	return Other
+}
+
+// SetRoutes makes the names of a configuration's routes known as labels.
+func (m *Metrics) SetRoutes(list []string) {
 	if m != nil {
-		m.unrecorded.WithLabelValues(c.String()).Inc()
+		m.routes.add(list)
 	}
 }
 
-// InFlight adds delta to the number of open actions.
-func (m *Metrics) InFlight(delta int) {
+// SetCredentials makes the ids of a configuration's credentials known as labels.
+func (m *Metrics) SetCredentials(list []string) {
 	if m != nil {
-		m.inFlight.Add(float64(delta))
+		m.credentialNames.add(list)
 	}
 }
 
-// Stage records how long an action spent in a stage.
-func (m *Metrics) Stage(s Stage, d time.Duration) {
-	if m != nil {
-		m.stages[s].Observe(d.Seconds())
+// text is a label of a closed enumeration: "" reads better as none.
+func text(s string) string {
+	if s == "" {
+		return NoRoute
 	}
+	return s
 }
 
-// Commit records one durable group commit of the journal, how many appends shared it
-// and how many sync calls it took.
-func (m *Metrics) Commit(d time.Duration, appends, syncs int) {
-	if m != nil {
-		m.syncs.Add(float64(syncs))
-		m.commit.Observe(d.Seconds())
-		m.group.Observe(float64(appends))
-	}
+func (m *Metrics) counter(name, help string) prometheus.Counter {
+	c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	m.registry.MustRegister(c)
+	return c
 }
 
-// Recovered counts actions that start-up closed.
-func (m *Metrics) Recovered(o outcome.Outcome, n int) {
-	if m != nil && n > 0 {
-		m.recovered.WithLabelValues(o.String()).Add(float64(n))
+func (m *Metrics) gauge(name, help string) prometheus.Gauge {
+	g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+	m.registry.MustRegister(g)
+	return g
+}
+
+func (m *Metrics) counters(name, help string, labels ...string) *prometheus.CounterVec {
+	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	m.registry.MustRegister(v)
+	return v
+}
+
+func (m *Metrics) gauges(name, help string, labels ...string) *prometheus.GaugeVec {
+	v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+	m.registry.MustRegister(v)
+	return v
+}
+
+// histograms have classic buckets for everyone, and native ones of 10 % width for
+// scrapes that ask for them.
+func (m *Metrics) histograms(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	v := prometheus.NewHistogramVec(histogramOpts(name, help, buckets), labels)
+	m.registry.MustRegister(v)
+	return v
+}
+
+func (m *Metrics) histogram(name, help string, buckets []float64) prometheus.Histogram {
+	h := prometheus.NewHistogram(histogramOpts(name, help, buckets))
+	m.registry.MustRegister(h)
+	return h
+}
+
+func histogramOpts(name, help string, buckets []float64) prometheus.HistogramOpts {
+	return prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets,
+		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160, NativeHistogramMinResetDuration: time.Hour}
+}
+
+// processMetrics are about the process and its configuration.
+type processMetrics struct {
+	reloadOK prometheus.Gauge
+	reloadAt prometheus.Gauge
+	reloads  *prometheus.CounterVec
+	draining prometheus.Gauge
+}
+
+func (m *Metrics) newProcess(version, revision string) {
+	m.reloadOK = m.gauge("waybill_config_last_reload_successful", "1 if the last attempt to load the configuration succeeded, else 0.")
+	m.reloadAt = m.gauge("waybill_config_last_reload_success_timestamp_seconds", "Unix time of the last successful load of the configuration.")
+	m.reloads = m.counters("waybill_config_reloads_total", "Attempts to reload the configuration, by result.", "result")
+	m.draining = m.gauge("waybill_draining", "1 while the proxy drains and refuses new work, else 0.")
+	for _, s := range []string{"success", "failure"} {
+		m.reloads.WithLabelValues(s)
 	}
+	info := m.gauges("waybill_build_info", "Always 1; the labels name the build.", "version", "revision", "goversion")
+	info.WithLabelValues(version, revision, runtime.Version()).Set(1)
 }
 
 // Reloaded records an attempt to load the configuration.
@@ -178,21 +226,19 @@ func (m *Metrics) Reloaded(ok bool, at time.Time) {
 	m.reloads.WithLabelValues(result).Inc()
 }
 
-// Quarantined says whether the journal refuses new work (CONTRACT M5).
-func (m *Metrics) Quarantined(yes bool) {
-	if m == nil {
-		return
+// Draining says whether new work is refused because the process ends.
+func (m *Metrics) Draining(yes bool) {
+	if m != nil {
+		m.draining.Set(truth(yes))
 	}
-	v := 0.0
-	if yes {
-		v = 1
-	}
-	m.quarantine.Set(v)
 }
 
-// StoreFailed counts a complete answer that could not be made durable (CONTRACT H8).
-func (m *Metrics) StoreFailed() {
-	if m != nil {
-		m.storeFail.Inc()
+func truth(yes bool) float64 {
+	if yes {
+		return 1
 	}
+	return 0
 }
+
+// codeLabel is the label of a code; CodeNone reads better as none.
+func codeLabel(c outcome.Code) string { return text(c.String()) }

@@ -11,6 +11,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"waybill/metrics"
 )
 
 // connPhase is where in the HTTP/1 byte stream a headConn stands.
@@ -76,6 +78,9 @@ type headConn struct {
 // checked puts the head check in front of a connection and keeps track of it.
 func (p *Proxy) checked(c net.Conn, t *tunnel) *headConn {
 	hc := &headConn{Conn: c, limits: p.limits, tunnel: t}
+	if t == nil {
+		p.metrics.CallerConnected(metrics.EndpointProxy)
+	}
 	hc.onClose = func() {
 		p.mu.Lock()
 		delete(p.conns, hc)

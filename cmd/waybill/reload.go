@@ -31,6 +31,7 @@ func (s *server) reload(a *app) *loadedConfig {
 		s.metrics.Reloaded(false, time.Now())
 		return nil
 	}
+	labelNames(s.metrics, cfg)
 	old := s.callers.Load()
 	s.callers.Store(&proxy.Callers{Static: cfg.callers, Sessions: old.Sessions, IdentityKey: old.IdentityKey})
 	s.pipeline.Swap(&dispatch.Binding{Snapshot: cfg.snapshot, Credentials: cfg.credentials})

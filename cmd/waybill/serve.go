@@ -93,16 +93,6 @@ func (c *currentCallers) Valid(caller dispatch.Caller) bool { return c.Load().Va
 // Required reports whether every caller must authenticate (CONTRACT V4).
 func (c *currentCallers) Required() bool { return c.Load().Required() }
 
-// journalMetrics passes the journal's figures on.
-type journalMetrics struct {
-	m *metrics.Metrics
-}
-
-func (j journalMetrics) GroupCommitted(g journal.Group) { j.m.Commit(g.Total, g.Requests, g.Syncs) }
-func (j journalMetrics) AppendRefused(string)           {}
-func (j journalMetrics) Stopped()                       {}
-func (j journalMetrics) Dropped(int, int64)             {}
-
 // startServer starts a proxy. When it returns an error, nothing of it runs.
 // Reads of the configuration come first, the journal second and listeners last:
 // what an earlier process left open is closed on record before anybody can ask
@@ -131,7 +121,7 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 		return nil, err
 	}
 	build := readBuildInfo()
-	s.metrics = metrics.New(build.Version, build.Revision)
+	s.metrics = newMetrics(build, cfg)
 	if err := s.openJournal(opts, build, cfg); err != nil {
 		return nil, err
 	}
@@ -144,6 +134,7 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 		Pipeline: s.pipeline, Journal: s.journal, CA: ca, Callers: s.callers, Sessions: sessions,
 		Metrics: s.metrics, Logger: s.log, Admin: s.adminConfig(build),
 	})
+	s.metrics.WatchConnections(s.connectionState)
 	if err := s.listen(ctx, opts, cfg); err != nil {
 		return nil, err
 	}
@@ -166,6 +157,7 @@ func (s *server) openJournal(opts serverOptions, build buildInfo, cfg *loadedCon
 		return journalError(opts.data, err)
 	}
 	s.journal = j
+	s.metrics.WatchJournal(s.journalState)
 	s.metrics.Recovered(outcome.Unknown, found.Unknown+len(found.Lost))
 	s.metrics.Recovered(outcome.NotAttempted, found.NotAttempted)
 	s.metrics.Quarantined(found.Quarantined)
@@ -301,6 +293,7 @@ func listenAdmin(path string) (net.Listener, error) {
 // When ctx ends first, what still runs is left to the next start (CONTRACT M4).
 func (s *server) shutdown(ctx context.Context) error {
 	s.draining.Store(true)
+	s.metrics.Draining(true)
 	close(s.done)
 	s.watch()
 	var drained, closed error
