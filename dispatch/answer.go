@@ -101,6 +101,9 @@ func (r *Record) Evidence() outcome.Evidence {
 		ev.Redacted = p.Redacted
 		ev.Framing, ev.ResponseDigest, ev.Hop, ev.ReceivedProxyStatus = p.Framing, p.Digest, p.Hop, p.ProxyStatus
 	}
+	if p := a.Response; p != nil && p.Exec != nil {
+		p.Exec.show(&ev)
+	}
 	ev.ResponseComplete = a.Complete
 	if e := a.End; e != nil {
 		ev.Source, ev.ProtocolProof, ev.StatusLine = e.Source, e.Proof, e.StatusLine

@@ -244,6 +244,8 @@ type Response struct {
 	Redacted    int    `json:"redacted,omitempty"`
 	Hop         string `json:"hop,omitempty"`
 	ProxyStatus string `json:"proxy_status,omitempty"`
+	// Exec is what is known of a command's run; nil: an HTTP answer.
+	Exec *ExecEnd `json:"exec,omitempty"`
 }
 
 // Result is the manifest of a stored result (CONTRACT H1, H4). Header holds the
@@ -260,6 +262,9 @@ type Result struct {
 	RedirectFrom string `json:"redirect_from,omitempty"`
 	// ExpiresAt is when retention may drop the body; zero: never. Times are advisory (M3).
 	ExpiresAt time.Time `json:"expires_at,omitzero"`
+	// Exec is how the command ended; nil: an HTTP answer. The body is then its output, in
+	// the form of OutputMediaType.
+	Exec *ExecEnd `json:"exec,omitempty"`
 }
 
 // resultJSON is Result with the fields whose values are not UTF-8 beside it: obs-text

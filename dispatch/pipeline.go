@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/oklog/ulid/v2"
+	"golang.org/x/crypto/ssh"
 	"golang.org/x/net/http/httpguts"
 
 	"waybill/inject"
@@ -43,6 +44,7 @@ type Binding struct {
 type Config struct {
 	Journal   Journal
 	Transport Transport
+	SSH       Transport // of commands; nil: they are refused
 	Binding   *Binding
 	Metrics   *metrics.Metrics // nil: none
 	Logger    *slog.Logger     // nil: none
@@ -178,6 +180,15 @@ type action struct {
 	finish      chan struct{}
 
 	committed bool // its result is stored; set before settled
+
+	// Of a command; see exec.go.
+	command     *routes.CommandMatch
+	execEnv     []EnvVar
+	execMarker  *EnvVar // WAYBILL_ACTION_ID: of this action, so no part of the fingerprint
+	signers     []ssh.Signer
+	jumpSigners []ssh.Signer
+	over        chan struct{} // closed with ending, of streamed output
+	ending      *Reply
 }
 
 // interim is a 1xx answer on its way to the caller (CONTRACT G4).
@@ -206,7 +217,7 @@ func (a *action) stage(s metrics.Stage) {
 // dispatch its end stops the action (F10), afterwards it only ends the wait (F5).
 // The reply is never nil.
 func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
-	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), finish: make(chan struct{}), interims: make(chan interim, maxInterims)}
+	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), finish: make(chan struct{}), interims: make(chan interim, maxInterims), over: make(chan struct{})}
 	a.mark, a.caller = a.start, ctx
 	a.accepted = Accepted{Caller: s.Caller.ID, RequestID: s.RequestID, Method: s.Method, Protocol: s.Protocol}
 	p.cfg.Metrics.InFlight(1)
@@ -268,7 +279,12 @@ func (a *action) prepare(ctx context.Context) *Reply {
 		return a.journalUnavailable(outcome.Validation, err)
 	}
 	a.binding = a.p.binding.Load()
-	for _, step := range []func(context.Context) *Refusal{a.aim, a.choose, a.followsRedirect, a.claim, a.spool, a.guard} {
+	steps, secret := []func(context.Context) *Refusal{a.aim, a.choose, a.followsRedirect, a.claim, a.spool, a.guard}, []func(context.Context) *Refusal{a.authorise, a.attach}
+	if a.s.Exec != nil {
+		steps = []func(context.Context) *Refusal{a.aimExec, a.chooseExec, a.claim, a.spoolExec, a.guard}
+		secret = []func(context.Context) *Refusal{a.authoriseExec, a.attachExec}
+	}
+	for _, step := range steps {
 		if refused := step(ctx); refused != nil {
 			if ctx.Err() != nil && refused.Reason == reasonBodyBroken {
 				refused = a.cancelled(outcome.Validation)
@@ -279,7 +295,7 @@ func (a *action) prepare(ctx context.Context) *Reply {
 	a.add(Event{Type: PreflightValidated, Bound: &Bound{Route: a.route.Name, Snapshot: a.binding.Snapshot.Digest(), Fingerprint: a.print,
 		Repeatable: a.repeatable, BodyBytes: a.out.Length}})
 	a.stage(metrics.StageAccept)
-	for _, step := range []func(context.Context) *Refusal{a.authorise, a.attach} {
+	for _, step := range secret {
 		if refused := step(ctx); refused != nil {
 			if gone(ctx) {
 				// What the store said while its context ended is not why this action stops (F10).
@@ -480,6 +496,21 @@ func (a *action) spool(context.Context) *Refusal {
 		a.print = fingerprint(a.out, nil)
 		return nil
 	}
+	if refused := a.spoolBody(); refused != nil {
+		return refused
+	}
+	if a.body.length == 0 {
+		a.out.Header.Del("Expect") // there is nothing to wait with
+	}
+	if a.body.length > 0 || a.s.ContentLength != 0 || carriesBody(a.s.Method) {
+		a.out.Body = bodyOf(a.body)
+	}
+	a.print = fingerprint(a.out, a.body)
+	return nil
+}
+
+// spoolBody holds the submission's body.
+func (a *action) spoolBody() *Refusal {
 	l := a.route.Limits
 	tooLong := func() *Refusal {
 		return refusal(outcome.CodePayloadLimit, "request.body", "body_limit", fmt.Sprintf("The body is longer than the %d bytes that the route allows.", l.Request))
@@ -504,13 +535,6 @@ func (a *action) spool(context.Context) *Refusal {
 		return refusal(outcome.CodeInvalidRequest, "request.body", reasonBodyBroken, "The body has another length than the request says.")
 	}
 	a.out.Length = body.length
-	if body.length == 0 {
-		a.out.Header.Del("Expect") // there is nothing to wait with
-	}
-	if body.length > 0 || a.s.ContentLength != 0 || carriesBody(a.s.Method) {
-		a.out.Body = bodyOf(body)
-	}
-	a.print = fingerprint(a.out, body)
 	return nil
 }
 
@@ -538,11 +562,17 @@ func (a *action) guard(ctx context.Context) *Refusal {
 		return nil
 	}
 	r := refusal(outcome.CodeDuplicateSuspected, "request.headers.waybill-supersedes", "duplicate", "An equal request has an outcome that is not settled; naming it in Waybill-Supersedes sends this one all the same.")
+	if a.s.Exec != nil {
+		r.Field, r.Detail = "request.env."+EnvSupersedes, "An equal command has an outcome that is not settled; naming it in "+EnvSupersedes+" runs this one all the same."
+	}
 	r.Earlier = rec.ID
 	return r
 }
 
 func (a *action) sealNow() [sha256.Size]byte {
+	if a.out.Exec != nil {
+		return sealExec(a.out, a.execEnv, a.body, a.identity, a.binding.Snapshot.Digest())
+	}
 	return sealOf(a.out, a.body, nil, a.identity, a.binding.Snapshot.Digest())
 }
 
@@ -588,10 +618,19 @@ func (a *action) connect(ctx context.Context) (Conn, *Reply) {
 		order.MaxRest = restRepeatable
 	}
 	l := a.route.Limits
+	transport := a.p.cfg.Transport
+	whole := ctx // what all tries have together
+	if a.out.Exec != nil {
+		order.Exec, transport = a.execOrder(), a.p.cfg.SSH
+		// One deadline for everything up to authentication (case SH-05).
+		var cancel context.CancelFunc
+		whole, cancel = context.WithTimeout(ctx, l.Connect)
+		defer cancel()
+	}
 	for {
 		a.tries++
-		tctx, cancel := context.WithTimeout(ctx, l.Connect)
-		conn, err := a.p.cfg.Transport.Connect(tctx, order)
+		tctx, cancel := context.WithTimeout(whole, l.Connect)
+		conn, err := transport.Connect(tctx, order)
 		cancel()
 		if err == nil {
 			a.stage(metrics.StageConnect)
@@ -606,11 +645,11 @@ func (a *action) connect(ctx context.Context) (Conn, *Reply) {
 		if !control.Off("E7-every-try-recorded") {
 			a.add(Event{Type: AttemptFailed, Attempt: a.tries, Ended: &Ended{Facts: f, Stage: a.setup.Stage, Reason: a.setup.Reason, Source: outcome.TransportObserved, Peer: a.setup.Peer}})
 		}
-		if f.Retry != outcome.Backoff || a.tries >= l.Tries || !pause(ctx, a.tries) {
+		if f.Retry != outcome.Backoff || a.tries >= l.Tries || whole.Err() != nil || !pause(whole, a.tries) {
 			if gone(ctx) {
 				return nil, a.refuse(a.cancelled(outcome.ConnectionSetup))
 			}
-			return nil, a.refuse(&Refusal{Facts: f, Reason: a.setup.Reason, Stage: a.setup.Stage})
+			return nil, a.refuse(&Refusal{Facts: f, Reason: a.setup.Reason, Stage: a.setup.Stage, Detail: a.setup.Detail})
 		}
 	}
 }

@@ -114,6 +114,9 @@ func (r *Record) GuardsRepeats() bool {
 	if a := r.Deciding(); f.Code == outcome.CodeResultContainsSecret && a != nil && a.Response != nil && a.Response.Status >= 500 {
 		return true
 	}
+	if f.Code == outcome.CodeRemoteError && r.Protocol == ProtocolSSH {
+		return false // O3 speaks of a 5xx: a command that failed may be run again
+	}
 	return f.Outcome == outcome.Unknown || f.Code == outcome.CodeRemoteError || f.Code == outcome.CodeResultStoreFailed
 }
 

@@ -32,7 +32,14 @@ func bodyOf(s *spool) func() (io.Reader, error) {
 func (a *action) run(conn Conn) {
 	defer a.close()
 	sink := &resultSink{a: a, hash: sha256.New(), wire: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory), length: -1, screen: newScreen(a.secrets, a.route.Leak)}
+	if a.out.Exec != nil {
+		sink.exec = &execSink{streamed: a.s.Exec.Streamed, stderr: newScreen(a.secrets, a.route.Leak)}
+		sink.screen.begin(http.Header{})
+		sink.exec.stderr.begin(http.Header{})
+		defer close(a.over)
+	}
 	reply := a.attempt(conn, sink)
+	a.ending = reply
 	a.stage(metrics.StageCommit)
 	killpoint.At("dispatch-committed")
 
@@ -124,6 +131,9 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 	if end.Err != nil {
 		// The text of a library error may quote the peer: kind only (L2).
 		a.p.cfg.Logger.Debug("exchange ended early", slog.String("action", a.id.String()), slog.String("code", end.Code.String()), slog.Any("status", end.Status), slog.Any("bytes", end.Bytes))
+	}
+	if a.out.Exec != nil {
+		return a.resolveExec(end, sink)
 	}
 	return a.resolve(end, sink)
 }
@@ -402,6 +412,8 @@ type resultSink struct {
 	total  int64
 	tail   []byte // the end of the body as it came, for end markers
 
+	exec *execSink // of a command; nil: of an HTTP answer
+
 	// A streamed answer; nil: a buffered one. The fields below are its pump's, under mu.
 	st      *stream
 	pumped  chan struct{} // closed when the pump has ended
@@ -482,7 +494,7 @@ func (s *resultSink) take(p []byte) error {
 	if int64(s.buf.Len()) <= s.memory {
 		return nil
 	}
-	if s.outgrows() {
+	if s.exec == nil && s.outgrows() {
 		// Auto: what does not fit into the buffer is streamed (H5).
 		held := bytes.Clone(s.buf.Bytes())
 		s.buf.Reset()
@@ -490,7 +502,7 @@ func (s *resultSink) take(p []byte) error {
 		return s.queue(held)
 	}
 	for s.buf.Len() > MaxChunkBytes {
-		if err := s.store(s.buf.Next(MaxChunkBytes)); err != nil {
+		if err := s.store(s.cut(&s.buf)); err != nil {
 			return err
 		}
 	}
@@ -517,7 +529,7 @@ func (s *resultSink) store(data []byte) error {
 		// An answer has begun, so the head of the request went out (F3).
 		b.Events = []Event{
 			{Type: RequestSent, Attempt: a.tries, At: a.now(), Sent: &Sent{Headers: true}},
-			{Type: ResponseStarted, Attempt: a.tries, At: a.now(), Response: &Response{Status: s.status, Bytes: int64(len(data))}},
+			{Type: ResponseStarted, Attempt: a.tries, At: a.now(), Response: &Response{Status: s.status, Bytes: int64(len(data)), Exec: s.startedExec()}},
 		}
 	}
 	if _, err := a.p.cfg.Journal.Append(context.Background(), b); err != nil {
@@ -533,6 +545,9 @@ func (s *resultSink) pending() []Chunk {
 	var out []Chunk
 	for i := s.stored; len(rest) > 0; i++ {
 		n := min(len(rest), MaxChunkBytes)
+		if s.exec != nil {
+			n = wholeFrames(rest, MaxChunkBytes)
+		}
 		out = append(out, Chunk{Attempt: s.a.tries, Index: i, Data: rest[:n]})
 		rest = rest[n:]
 	}

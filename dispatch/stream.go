@@ -210,10 +210,7 @@ func eventStream(h http.Header) bool {
 // head says unknown: nothing is known of the end (H9).
 func (s *resultSink) begin() {
 	a := s.a
-	s.st = newStream(a, s.length)
-	s.pumped = make(chan struct{})
-	s.room = sync.NewCond(&s.mu)
-	go s.pump()
+	s.startPump()
 	f := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.FetchResult}
 	rec := a.begun(f)
 	h := s.header.Clone()
@@ -232,6 +229,13 @@ func (s *resultSink) begin() {
 		a.undelivered = true
 		a.mu.Unlock()
 	}
+}
+
+func (s *resultSink) startPump() {
+	s.st = newStream(s.a, s.length)
+	s.pumped = make(chan struct{})
+	s.room = sync.NewCond(&s.mu)
+	go s.pump()
 }
 
 // takesTrailers reports whether the caller's protocol has room for the outcome after
@@ -276,7 +280,7 @@ func (s *resultSink) pump() {
 			s.mu.Unlock()
 			return
 		}
-		data := bytes.Clone(s.waiting.Next(MaxChunkBytes))
+		data := bytes.Clone(s.cut(&s.waiting))
 		s.room.Broadcast()
 		s.mu.Unlock()
 		if control.Off("H4-stored-before-relayed") {

@@ -58,6 +58,9 @@ type Submission struct {
 	// Informational passes a 1xx answer on (G4); may be nil.
 	Informational func(status int, h http.Header)
 
+	// Exec makes the submission a command over SSH; nil: an HTTP request.
+	Exec *ExecRequest
+
 	// Refused is set when the front already found the request invalid: the pipeline
 	// records the refusal and answers it (M6), nothing else.
 	Refused *Refusal
@@ -101,6 +104,9 @@ type Reply struct {
 	// HandedOver must be called once, with the error of writing the answer to the
 	// caller or nil (H2). It never blocks on the caller.
 	HandedOver func(err error)
+	// Final waits for the ending of a command whose output is Streamed, and returns its
+	// reply; nil elsewhere.
+	Final func() *Reply
 }
 
 // TunnelDecision says what to do with a CONNECT.

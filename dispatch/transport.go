@@ -39,6 +39,8 @@ type Order struct {
 	MaxRest time.Duration
 	// MaxHeaderBytes bounds the response's header section.
 	MaxHeaderBytes int64
+	// Exec asks for a session of SSH; nil: for HTTP.
+	Exec *ExecOrder
 }
 
 // Conn is one connection, held by one attempt at a time.
@@ -70,6 +72,9 @@ type Outgoing struct {
 	MaxBody   int64         // of the response
 	// CloseDelimited accepts a body that ends with a plain TCP close (G2).
 	CloseDelimited bool
+	// Exec is the command of an action over SSH, in place of method, path and fields;
+	// nil: an HTTP request.
+	Exec *Exec
 }
 
 // Sink receives an answer as it arrives. An error stops the exchange.
@@ -90,10 +95,12 @@ type Ending struct {
 	Expected *int64
 	Framing  string
 	Complete bool
-	// Code names what went wrong when Complete is false.
+	// Code names what went wrong when Complete is false, Reason a fixed token for more.
 	Code       outcome.Code
-	Proof      string // of an authoritative refusal (G8)
-	StatusLine string // of a malformed answer, capped
+	Reason     string
+	Exec       *ExecEnd // of a command
+	Proof      string   // of an authoritative refusal (G8)
+	StatusLine string   // of a malformed answer, capped
 	// Err is for the log of the process only; it may quote peers and is never
 	// returned or stored (L2, L4).
 	Err error
@@ -106,6 +113,7 @@ type SetupError struct {
 	Code      outcome.Code
 	Stage     outcome.Stage // last completed
 	Reason    string        // fixed token
+	Detail    string        // one sentence for people, of what is public; "": none
 	RCode     string        // of DNS
 	AlertID   int           // TLS alert received; 0: none
 	AlertName string

@@ -267,6 +267,17 @@ func clonePeer(p *outcome.Peer) *outcome.Peer {
 	return c
 }
 
+func cloneExec(e *dispatch.ExecEnd) *dispatch.ExecEnd {
+	c := e.Clone()
+	if c != nil {
+		c.ExitSignal, c.SignalMessage = text(c.ExitSignal), text(c.SignalMessage)
+		for i, v := range c.RefusedEnv {
+			c.RefusedEnv[i] = text(v)
+		}
+	}
+	return c
+}
+
 func cloneFields(in map[string][]string) map[string][]string {
 	if len(in) == 0 {
 		return nil
@@ -310,11 +321,13 @@ func cloneEvent(in *dispatch.Event) dispatch.Event {
 	ev.Sent = clone(ev.Sent)
 	if r := clone(ev.Response); r != nil {
 		r.ExpectedBytes = clone(r.ExpectedBytes)
+		r.Exec = cloneExec(r.Exec)
 		r.Framing, r.Digest, r.Hop, r.ProxyStatus = text(r.Framing), text(r.Digest), text(r.Hop), text(r.ProxyStatus)
 		ev.Response = r
 	}
 	if r := clone(ev.Result); r != nil {
 		r.Header, r.Trailer = cloneFields(r.Header), cloneFields(r.Trailer)
+		r.Exec = cloneExec(r.Exec)
 		r.Digest, r.RedirectTo, r.RedirectFrom = text(r.Digest), text(r.RedirectTo), text(r.RedirectFrom)
 		if !r.ExpiresAt.IsZero() {
 			r.ExpiresAt = instant(r.ExpiresAt)

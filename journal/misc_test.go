@@ -825,6 +825,9 @@ func fill(v reflect.Value, n *int) {
 		v.Set(reflect.ValueOf(map[string][]string{fmt.Sprint("k", *n): {"a", "b"}}))
 	case reflect.String:
 		v.SetString(fmt.Sprint("s", *n))
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fill(v.Index(0), n)
 	case reflect.Bool:
 		v.SetBool(true)
 	case reflect.Uint8:

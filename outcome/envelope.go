@@ -193,6 +193,19 @@ type Evidence struct {
 	Hop                 string `json:"hop,omitempty"`                   // who answered, where not the origin (G10)
 	ReceivedProxyStatus string `json:"received_proxy_status,omitempty"` // G10
 
+	// Of a command over SSH (G9).
+	ExitStatus     *int   `json:"exit_status,omitempty"`
+	ExitSignal     string `json:"exit_signal,omitempty"`
+	OutputComplete *bool  `json:"output_complete,omitempty"` // both streams came to their end, and all of it is kept
+	Truncated      bool   `json:"truncated,omitempty"`       // the output outgrew the limit and was not kept from there on
+	ChannelClosed  *bool  `json:"channel_closed,omitempty"`  // by the server
+	StdoutBytes    *int64 `json:"stdout_bytes,omitempty"`
+	StderrBytes    *int64 `json:"stderr_bytes,omitempty"`
+	StdoutDigest   string `json:"stdout_digest,omitempty"`
+	StderrDigest   string `json:"stderr_digest,omitempty"`
+	Stdin          string `json:"stdin,omitempty"`        // "whole", or "streamed": then no fingerprint covers it
+	StdinDigest    string `json:"stdin_digest,omitempty"` // of what was handed over
+
 	LocalCause    string       `json:"local_cause,omitempty"`    // F5
 	Field         string       `json:"field,omitempty"`          // B2: what the caller can correct
 	Reason        string       `json:"reason,omitempty"`         // fixed token, e.g. authority_mismatch

@@ -108,6 +108,12 @@ func genEvidence() *rapid.Generator[outcome.Evidence] {
 			n := rapid.Int64Min(0).Draw(t, "received")
 			ev.ReceivedBytes, ev.ExpectedBytes = &n, &n
 		}
+		if rapid.Bool().Draw(t, "command") {
+			status, yes, n := rapid.IntRange(0, 255).Draw(t, "exit"), rapid.Bool().Draw(t, "whole"), rapid.Int64Min(0).Draw(t, "out")
+			ev.ExitStatus, ev.OutputComplete, ev.ChannelClosed, ev.StdoutBytes, ev.StderrBytes = &status, &yes, &yes, &n, &n
+			ev.ExitSignal, ev.Truncated, ev.Stdin = text.Draw(t, "signal"), rapid.Bool().Draw(t, "truncated"), text.Draw(t, "stdin")
+			ev.StdoutDigest, ev.StderrDigest, ev.StdinDigest = genSum().Draw(t, "1"), genSum().Draw(t, "2"), genSum().Draw(t, "0")
+		}
 		if rapid.Bool().Draw(t, "has peer") {
 			ev.Peer = &outcome.Peer{Address: text.Draw(t, "address"), ServerName: text.Draw(t, "sni"), LeafDigest: genSum().Draw(t, "leaf")}
 		}

@@ -404,13 +404,15 @@ func ParseOrigin(s string) (Target, error) {
 	return Target{Scheme: scheme, Host: host, Port: port}, nil
 }
 
-// DefaultPort returns the port of a scheme: 80 for "http", 443 for "https", 0 else.
+// DefaultPort returns the port of a scheme: 80 for "http", 443 for "https", 22 for "ssh", 0 else.
 func DefaultPort(scheme string) int {
 	switch scheme {
 	case "https":
 		return 443
 	case "http":
 		return 80
+	case "ssh":
+		return DefaultSSHPort
 	}
 	return 0
 }

@@ -20,11 +20,13 @@ const (
 	MissMethod               // host, port and path are known, the method is not
 	MissMethodNever          // CONNECT, TRACE, TRACK: on no route
 	MissDenied               // only refusing routes name the host, and none takes this request
+	MissUser                 // SSH: host and port are known, the user is not
+	MissCommand              // SSH: host, port and user are known, the command is not
 )
 
 var missNames = [...]string{
 	MissNone: "none", MissHost: "host", MissPort: "port", MissPlaintext: "plaintext", MissPath: "path",
-	MissMethod: "method", MissMethodNever: "method_never", MissDenied: "denied",
+	MissMethod: "method", MissMethodNever: "method_never", MissDenied: "denied", MissUser: "user", MissCommand: "command",
 }
 
 // String returns a fixed token.
@@ -64,6 +66,10 @@ func (m Miss) Field() string {
 		return "request.target.path"
 	case MissMethod, MissMethodNever:
 		return "request.method"
+	case MissUser:
+		return "request.user"
+	case MissCommand:
+		return "request.command"
 	case MissNone, MissHost, MissDenied:
 	}
 	return "request.target.host"
@@ -84,7 +90,7 @@ func (m Miss) Detail(caller string) string {
 		return "CONNECT, TRACE and TRACK are not forwarded on any route."
 	case MissHost, MissDenied:
 		return "No route names this host."
-	case MissPort, MissPlaintext, MissPath, MissMethod:
+	case MissPort, MissPlaintext, MissPath, MissMethod, MissUser, MissCommand:
 	}
 	r := m.Nearest
 	if r == nil || !r.AllowsCaller(caller) {
@@ -97,7 +103,14 @@ func (m Miss) Detail(caller string) string {
 		return "Route " + strconv.Quote(r.Name) + " takes this host, but only the paths " + listed(r.Match.Paths) + "."
 	case MissMethod:
 		return "Route " + strconv.Quote(r.Name) + " takes this path, but only with the methods " + listed(r.Match.Methods) + "."
+	case MissUser:
+		return "Route " + strconv.Quote(r.Name) + " takes this host, but only as " + listed(r.SSH.Users) + "."
+	case MissCommand:
+		return "Route " + strconv.Quote(r.Name) + " takes this host and user, but only the commands " + listed(commandNames(r.SSH)) + "."
 	case MissNone, MissHost, MissPort, MissMethodNever, MissDenied:
+	}
+	if r.SSH != nil {
+		return "Route " + strconv.Quote(r.Name) + " takes this host, but only at " + listed(portNames(r)) + "."
 	}
 	return "Route " + strconv.Quote(r.Name) + " takes this host, but only at " + listed(endpointNames(r)) + "."
 }
@@ -111,6 +124,33 @@ func endpointNames(r *Route) []string {
 		case r.Upstream.AllowPlaintext:
 			out = append(out, "http port "+strconv.Itoa(e.port))
 		}
+	}
+	return out
+}
+
+// commandNames are the patterns as the configuration writes them.
+func commandNames(s *SSH) []string {
+	out := make([]string, len(s.Commands))
+	for i, c := range s.Commands {
+		switch {
+		case c.Exact != "":
+			out[i] = strconv.Quote(c.Exact)
+		case c.Regexp != "":
+			out[i] = "/" + c.Regexp + "/"
+		default:
+			out[i] = strings.Join(c.Argv, " ")
+		}
+	}
+	return out
+}
+
+func portNames(r *Route) []string {
+	if len(r.Match.Ports) == 0 {
+		return []string{"port " + strconv.Itoa(DefaultSSHPort)}
+	}
+	out := make([]string, len(r.Match.Ports))
+	for i, p := range r.Match.Ports {
+		out[i] = "port " + strconv.Itoa(p)
 	}
 	return out
 }

@@ -41,6 +41,8 @@ type Route struct {
 	Dialect  outcome.Dialect `json:",omitzero"`
 	Upstream Upstream
 	Limits   Limits
+	// SSH makes the route one for commands over SSH; nil: for HTTP requests.
+	SSH *SSH `json:",omitempty"`
 }
 
 // Match selects requests. All conditions must hold.

@@ -29,6 +29,7 @@ type Snapshot struct {
 	digest   string
 	exact    map[string][]*compiled // host → routes that take it, wildcards included, in file order
 	wildcard map[string][]*compiled // what follows the first dot → routes, in file order
+	ssh      []*compiled            // those for SSH, in file order
 }
 
 type compiled struct {
@@ -37,6 +38,8 @@ type compiled struct {
 	ports   []endpoint
 	methods []string
 	paths   []glob
+
+	*compiledSSH // nil: a route for HTTP
 }
 
 // endpoint is one combination a route takes before any upgrade: what the caller
@@ -144,6 +147,11 @@ func compile(in *Route, index int) (*compiled, error) {
 		}
 		c.paths = append(c.paths, g)
 	}
+	if r.SSH != nil {
+		var err error
+		c.compiledSSH, err = r.compileSSH()
+		return c, err
+	}
 	c.methods = r.Match.Methods
 	c.ports = r.endpoints()
 	return c, nil
@@ -208,6 +216,9 @@ func (r *Route) check() error {
 		return errors.New("roots_only without roots trusts nobody")
 	case r.Delivery > DeliveryStream || r.Redirects > RedirectsSameOrigin || r.Leak > LeakBlock || r.Durability > Relaxed || !r.Dialect.Valid():
 		return errors.New("an enumeration has an unknown value")
+	}
+	if r.SSH != nil && r.Deny {
+		return errors.New("a route for commands does not refuse: what no rule takes is refused")
 	}
 	l := r.Limits
 	if min(l.Request, l.Buffer, l.Response) < 0 || l.Tries < 0 ||
@@ -276,6 +287,7 @@ func (r *Route) clone() Route {
 	}
 	c.Upstream.RootsPEM = cloneSlice(r.Upstream.RootsPEM)
 	c.Upstream.Pins = cloneSlice(r.Upstream.Pins)
+	c.SSH = r.SSH.clone()
 	c.Upstream.Resolve = nil
 	if len(r.Upstream.Resolve) > 0 {
 		c.Upstream.Resolve = make(map[string]string, len(r.Upstream.Resolve))
@@ -318,6 +330,10 @@ func (r *Route) endpoints() []endpoint {
 
 func (s *Snapshot) index() {
 	for _, c := range s.routes {
+		if c.SSH != nil {
+			s.ssh = append(s.ssh, c)
+			continue
+		}
 		for _, h := range c.Match.Hosts {
 			if suffix, ok := strings.CutPrefix(h, "*."); ok {
 				s.wildcard[suffix] = appendOnce(s.wildcard[suffix], c)
@@ -559,6 +575,9 @@ func (s *Snapshot) Shadows() []Shadow {
 	var out []Shadow
 	work := maxShadowWork
 	for _, b := range s.routes {
+		if b.SSH != nil {
+			continue // by its commands, which are not compared
+		}
 		// Whatever shadows b also takes its first host.
 		var list []*compiled
 		if suffix, wild := strings.CutPrefix(b.Match.Hosts[0], "*."); wild {
@@ -634,7 +653,7 @@ func nearest(list []*compiled, t Target, rawPath string) Miss {
 			return 2
 		case MissMethod:
 			return 3
-		case MissNone, MissHost, MissMethodNever, MissDenied:
+		case MissNone, MissHost, MissMethodNever, MissDenied, MissUser, MissCommand:
 		}
 		return 0
 	}

@@ -367,6 +367,9 @@ func TestDigestCoversEverything(t *testing.T) {
 	walk = func(path string, at func(*Route) reflect.Value) {
 		full := fullRoute()
 		v := at(&full)
+		if path == "SSH" {
+			return // contradicts what else is set: see TestSSHDigest
+		}
 		if v.IsZero() && !unset[path] {
 			t.Errorf("fullRoute does not set %s", path)
 			return

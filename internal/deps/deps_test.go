@@ -31,11 +31,12 @@ var arrows = map[string][]string{
 	"dispatch":               {"dispatch/leak", "outcome", "routes", "inject", "metrics", "internal/killpoint"},
 	"dispatch/leak":          {},
 	"dispatch/httpx":         {"dispatch", "outcome", "routes", "metrics", "internal/killpoint"},
+	"dispatch/sshx":          {"dispatch", "outcome", "routes", "internal/killpoint"},
 	"journal":                {"dispatch", "outcome", "metrics", "internal/killpoint", "journal/internal/hooks"},
 	"journal/internal/hooks": {},
 	"proxy":                  {"dispatch", "outcome", "metrics", "internal/killpoint"},
 	"internal/config":        {"routes", "inject", "outcome"},
-	"cmd/waybill": {"client", "configs", "dispatch", "dispatch/httpx", "inject", "internal/config", "journal",
+	"cmd/waybill": {"client", "configs", "dispatch", "dispatch/httpx", "dispatch/sshx", "inject", "internal/config", "journal",
 		"internal/killpoint", "metrics", "outcome", "proxy", "routes"},
 	"configs":            {},
 	"docs":               {},
@@ -95,9 +96,10 @@ var owners = []owner{
 	{"golang.org/x/net/http2", []string{"proxy", "dispatch/httpx"}, true},
 	{"golang.org/x/net/idna", []string{"routes", "dispatch"}, false},
 	{"golang.org/x/net/http/httpguts", []string{"routes", "inject", "proxy", "dispatch", "dispatch/httpx"}, false},
-	{"golang.org/x/crypto/chacha20poly1305", []string{"journal"}, false},      // sealed records; the standard library has it internally only
-	{"github.com/modelcontextprotocol/go-sdk", []string{"cmd/waybill"}, true}, // the official SDK; replaces JSON-RPC, sessions and streamable HTTP of our own
-	{"software.sslmate.com/src/go-pkcs12", []string{"cmd/waybill"}, true},     // Java's trust store; replaces a call of keytool
+	{"golang.org/x/crypto/ssh", []string{"dispatch", "dispatch/sshx", "proxy", "internal/config", "cmd/waybill"}, true}, // the SSH protocol, both sides
+	{"golang.org/x/crypto/chacha20poly1305", []string{"journal"}, false},                                                // sealed records; the standard library has it internally only
+	{"github.com/modelcontextprotocol/go-sdk", []string{"cmd/waybill"}, true},                                           // the official SDK; replaces JSON-RPC, sessions and streamable HTTP of our own
+	{"software.sslmate.com/src/go-pkcs12", []string{"cmd/waybill"}, true},                                               // Java's trust store; replaces a call of keytool
 	{"golang.org/x/sys", []string{"journal", "cmd/waybill"}, true},
 	{"github.com/rogpeppe/go-internal", nil, true},
 	{"github.com/santhosh-tekuri/jsonschema", nil, true},
