@@ -552,7 +552,6 @@ func (a *action) resolveExec(end *Ending, sink *resultSink) *Reply {
 	}
 	rec := a.current(receipt, facts)
 	a.committed = true
-	a.p.cfg.Metrics.Action(a.route.Name, rec.Facts)
 	reply := &Reply{ID: a.id, Record: rec, ContentLength: result.Bytes, HandedOver: a.handedOver(true)}
 	if sink.stored == 0 {
 		reply.Body = bytesBody(sink.buf.Bytes())
