@@ -78,6 +78,10 @@ const (
 	Booted                         // Boot; belongs to no action
 	SessionOpened                  // Session; belongs to no action (N4)
 	SessionClosed                  // Session; belongs to no action
+	LeaseTaken                     // Lease: a further attempt is about to be made (J1)
+	LeaseRenewed                   // Lease
+	LeaseEnded                     // Lease, Ended: it ended before the boundary; the action keeps what it had (A9)
+	RetryStopped                   // Ended.Reason: no further attempt is made (J4, I5)
 	eventTypes
 )
 
@@ -88,6 +92,7 @@ var eventNames = [...]string{
 	AttemptResolved: "ATTEMPT_RESOLVED", AttemptInterrupted: "ATTEMPT_INTERRUPTED", CallerGone: "CALLER_GONE",
 	DeliveryFailed: "DELIVERY_FAILED", ResultDelivered: "RESULT_DELIVERED", TunnelOpened: "TUNNEL_OPENED", TunnelClosed: "TUNNEL_CLOSED",
 	Booted: "BOOT", SessionOpened: "SESSION_OPENED", SessionClosed: "SESSION_CLOSED",
+	LeaseTaken: "LEASE_TAKEN", LeaseRenewed: "LEASE_RENEWED", LeaseEnded: "LEASE_ENDED", RetryStopped: "RETRY_STOPPED",
 }
 
 // EventTypes returns every valid event type.
@@ -146,6 +151,7 @@ type Event struct {
 	Tunnel     *TunnelInfo `json:"tunnel,omitempty"`
 	Boot       *Boot       `json:"boot,omitempty"`
 	Session    *Session    `json:"session,omitempty"`
+	Lease      *Lease      `json:"lease,omitempty"`
 }
 
 // Accepted is what was asked for.
@@ -167,6 +173,12 @@ type Bound struct {
 	Fingerprint string `json:"fingerprint"`
 	Repeatable  bool   `json:"repeatable,omitempty"`
 	BodyBytes   int64  `json:"body_bytes"`
+	// Key is the idempotency key under a configured contract, nil without one (I2).
+	Key *Key `json:"key,omitempty"`
+	// Budget bounds repeats; nil: Waybill makes none by itself (J3).
+	Budget *Budget `json:"budget,omitempty"`
+	// Conditional is the precondition that the service enforces, as evidence (I7).
+	Conditional string `json:"conditional,omitempty"`
 }
 
 // Credential is what was decided about secrets, never a secret (CONTRACT C2).
@@ -195,7 +207,10 @@ type Ended struct {
 	Source        outcome.Source `json:"source,omitempty"`
 	Proof         string         `json:"proof,omitempty"`       // G8
 	StatusLine    string         `json:"status_line,omitempty"` // of a malformed answer, capped
-	RetryAfter    time.Duration  `json:"retry_after,omitempty"`
+	// RetryAfter is the time that a complete answer gave (G5).
+	RetryAfter time.Duration `json:"retry_after,omitempty"`
+	// Speaks: the contract says that this refusal resolves the earlier attempts, too (A10).
+	Speaks bool `json:"speaks,omitempty"`
 }
 
 type plainEnded Ended
@@ -225,6 +240,12 @@ type Dispatch struct {
 	// Unresolved is the advice for as long as no answer resolves the attempt
 	// ("by contract", I6).
 	Unresolved outcome.Retry `json:"unresolved"`
+	// Generation is that of the lease under which the attempt was made; 0 is 1 (J1).
+	Generation int `json:"generation,omitempty"`
+	// Until is the attempt's own deadline, up to which it keeps its lease (J5).
+	Until time.Time `json:"until,omitzero"`
+	// Credential is that of a further attempt: its version may have changed since.
+	Credential *Credential `json:"credential,omitempty"`
 }
 
 // Sent are the request markers of CONTRACT F3.

@@ -48,6 +48,8 @@ type memJournal struct {
 	records map[ActionID]Record
 	events  map[ActionID][]StoredEvent
 	chunks  map[ActionID][][]byte
+	keys    map[string]ActionID
+	kept    map[ActionID][]byte
 	ids     map[string]ActionID
 	order   []ActionID
 	queued  []Batch
@@ -59,7 +61,7 @@ type memJournal struct {
 }
 
 func newMemJournal(log *trace) *memJournal {
-	return &memJournal{records: make(map[ActionID]Record), events: make(map[ActionID][]StoredEvent), chunks: make(map[ActionID][][]byte), ids: make(map[string]ActionID), trace: log}
+	return &memJournal{records: make(map[ActionID]Record), events: make(map[ActionID][]StoredEvent), chunks: make(map[ActionID][][]byte), ids: make(map[string]ActionID), keys: make(map[string]ActionID), kept: make(map[ActionID][]byte), trace: log}
 }
 
 func (j *memJournal) Append(ctx context.Context, b Batch) (Receipt, error) {
@@ -115,6 +117,9 @@ func (j *memJournal) write(b Batch) (Receipt, error) {
 	defer j.mu.Unlock()
 	r := j.records[b.Action]
 	r.ID = b.Action
+	if earlier, err := j.takeKey(r, b); err != nil {
+		return Receipt{Earlier: earlier}, err
+	}
 	for i := range b.Events {
 		ev := b.Events[i]
 		if ev.Type == ActionAccepted && ev.Accepted.RequestID != "" {
@@ -126,7 +131,7 @@ func (j *memJournal) write(b Batch) (Receipt, error) {
 		}
 		next, err := Apply(r, &ev, j.seq+1)
 		if err != nil {
-			return Receipt{}, errors.Join(err, ErrNotWritten)
+			return Receipt{Record: j.records[b.Action]}, errors.Join(err, ErrNotWritten)
 		}
 		j.seq++
 		r = next
@@ -134,6 +139,9 @@ func (j *memJournal) write(b Batch) (Receipt, error) {
 		j.note("durable " + ev.Type.String())
 	}
 	for _, c := range b.Chunks {
+		if c.Index == 0 {
+			j.chunks[b.Action] = nil // of a later attempt
+		}
 		if len(c.Data) > MaxChunkBytes || c.Index != len(j.chunks[b.Action]) {
 			return Receipt{}, ErrNotWritten
 		}
@@ -150,6 +158,12 @@ func (j *memJournal) write(b Batch) (Receipt, error) {
 			before = nil
 		}
 		Measure(j.metrics, before, &r, b.Events)
+	}
+	if b.Request != nil {
+		j.kept[b.Action] = bytes.Clone(b.Request)
+	}
+	if !r.KeepsRequest() {
+		delete(j.kept, b.Action)
 	}
 	if b.Relaxed {
 		return Receipt{}, nil
@@ -197,6 +211,54 @@ func (j *memJournal) Guarding(_ context.Context, caller, print string) (Record, 
 		}
 	}
 	return Record{}, ErrActionNotFound
+}
+
+// takeKey is what the real journal does in its transaction.
+func (j *memJournal) takeKey(r Record, b Batch) (ActionID, error) {
+	next := r
+	for i := range b.Events {
+		var err error
+		if next, err = Apply(next, &b.Events[i], j.seq+1); err != nil {
+			return ActionID{}, nil //nolint:nilerr // reported by the caller
+		}
+	}
+	if !next.HoldsKey() || r.HoldsKey() {
+		return ActionID{}, nil
+	}
+	k := next.Bound.Key
+	at := next.Caller + "\x00" + k.Scope + "\x00" + k.Key
+	if id, ok := j.keys[at]; ok && id != b.Action && k.Replaces != id.String() {
+		return id, ErrKeyTaken
+	}
+	j.keys[at] = b.Action
+	return ActionID{}, nil
+}
+
+func (j *memJournal) Keyed(_ context.Context, caller, scope, key string) (Record, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if id, ok := j.keys[caller+"\x00"+scope+"\x00"+key]; ok {
+		return j.records[id], nil
+	}
+	return Record{}, ErrActionNotFound
+}
+
+func (j *memJournal) KeptRequest(_ context.Context, id ActionID) ([]byte, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if b, ok := j.kept[id]; ok {
+		return b, nil
+	}
+	return nil, ErrNoRequest
+}
+
+func (j *memJournal) KeptActions(context.Context) (ids []ActionID, err error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for id := range j.kept {
+		ids = append(ids, id)
+	}
+	return ids, nil
 }
 
 func (j *memJournal) Redirecting(_ context.Context, caller, key string) (Record, error) {

@@ -22,6 +22,11 @@ var (
 	ErrRequestIDTaken = fmt.Errorf("%w: request id is taken", ErrNotWritten)
 	// ErrIllegalTransition wraps ErrNotWritten: Apply refused the event (K2).
 	ErrIllegalTransition = fmt.Errorf("%w: illegal transition", ErrNotWritten)
+	// ErrKeyTaken wraps ErrNotWritten: Receipt.Earlier names the action that holds the
+	// idempotency key (CONTRACT I9).
+	ErrKeyTaken = fmt.Errorf("%w: idempotency key is taken", ErrNotWritten)
+	// ErrNoRequest: the request of an action was not kept, or is not needed any longer.
+	ErrNoRequest = errors.New("journal: no kept request")
 	// ErrActionNotFound: no such action. It is no permission (M7).
 	ErrActionNotFound = errors.New("journal: action not found")
 	// ErrQuarantined wraps ErrNotWritten: the store is behind its witness (M5). Nothing is
@@ -32,6 +37,9 @@ var (
 	// ErrResultDropped: there was one and retention dropped it.
 	ErrResultDropped = errors.New("journal: result dropped")
 )
+
+// MaxKeptBytes bounds Batch.Request.
+const MaxKeptBytes = 800 << 10
 
 // MaxChunkBytes bounds one stored chunk of a result.
 const MaxChunkBytes = 256 << 10
@@ -55,6 +63,13 @@ type Journal interface {
 	// Repeatable guard (O3): the latest ended action of this caller with this fingerprint
 	// for which Record.GuardsRepeats() holds, or ErrActionNotFound.
 	Guarding(ctx context.Context, caller, fingerprint string) (Record, error)
+	// Keyed returns the action that holds an idempotency key within its scope (CONTRACT
+	// I9), or ErrActionNotFound.
+	Keyed(ctx context.Context, caller, scope, key string) (Record, error)
+	// KeptRequest returns what Batch.Request stored, for as long as Record.KeepsRequest
+	// holds; ErrNoRequest. KeptActions lists the actions that have one.
+	KeptRequest(ctx context.Context, id ActionID) ([]byte, error)
+	KeptActions(ctx context.Context) ([]ActionID, error)
 	// Redirecting returns the latest action of this caller whose Record.RedirectKey is
 	// key (R3), or ErrActionNotFound.
 	Redirecting(ctx context.Context, caller, key string) (Record, error)
@@ -77,6 +92,9 @@ type Batch struct {
 	Action ActionID
 	Events []Event
 	Chunks []Chunk
+	// Request is a request to be kept, sealed, for as long as Record.KeepsRequest holds; at
+	// most MaxKeptBytes. It goes with the DISPATCH_STARTED of the first attempt.
+	Request []byte
 	// Relaxed: do not wait for durability (F1).
 	Relaxed bool
 }

@@ -39,6 +39,14 @@ type Record struct {
 	// Reopened: a further attempt was begun after the action had ended (A9, J1).
 	Reopened bool `json:"reopened,omitempty"`
 
+	// Generation is the highest lease that was handed out, 0 for none; Lease the one in
+	// force (J1). Stopped says why no further attempt is made (J4).
+	Generation int    `json:"generation,omitempty"`
+	Lease      *Lease `json:"lease,omitempty"`
+	Stopped    string `json:"stopped,omitempty"`
+	// LatestAt is the latest time on record: windows are not judged by an earlier one.
+	LatestAt time.Time `json:"latest_at,omitzero"`
+
 	AcceptedAt time.Time `json:"accepted_at"`
 	EndedAt    time.Time `json:"ended_at,omitzero"`
 	FirstSeq   uint64    `json:"first_seq"`
@@ -135,7 +143,7 @@ func (r *Record) Deciding() *Attempt {
 	var best *Attempt
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
-		if a.End != nil && a.End.Followed && r.dispatchedAfter(i) {
+		if a.End != nil && a.End.Followed && r.dispatchedAfter(i) || r.spokenFor(i) {
 			continue
 		}
 		if best == nil || weight(a.Facts.Outcome) > weight(best.Facts.Outcome) ||
@@ -144,6 +152,19 @@ func (r *Record) Deciding() *Attempt {
 		}
 	}
 	return best
+}
+
+// spokenFor reports whether a later attempt's refusal resolves the i-th (A10).
+func (r *Record) spokenFor(i int) bool {
+	if r.Attempts[i].Facts.Outcome != outcome.Unknown {
+		return false
+	}
+	for _, a := range r.Attempts[i+1:] {
+		if a.Facts.Outcome == outcome.Rejected && a.End != nil && a.End.Speaks {
+			return true
+		}
+	}
+	return false
 }
 
 // dispatchedAfter reports whether an attempt after the i-th crossed the boundary.
@@ -210,6 +231,9 @@ func Apply(r Record, ev *Event, seq uint64) (Record, error) {
 	}
 	if next.FirstSeq == 0 {
 		next.FirstSeq = seq
+	}
+	if ev.At.After(next.LatestAt) {
+		next.LatestAt = ev.At
 	}
 	next.LastSeq = seq
 	next.Events++
@@ -282,6 +306,10 @@ func apply(r *Record, ev *Event, seq uint64) error {
 		return nil
 	case TunnelOpened, TunnelClosed:
 		return applyTunnel(r, ev)
+	case LeaseTaken, LeaseRenewed, LeaseEnded:
+		return applyLease(r, ev)
+	case RetryStopped:
+		return applyStopped(r, ev)
 	case Booted, SessionOpened, SessionClosed, EventInvalid, eventTypes:
 		return illegal(ev, "not an event of an action")
 	default:
@@ -321,7 +349,7 @@ func applyFailed(r *Record, ev *Event) error {
 	if r.attempt(ev.Attempt) != nil {
 		return illegal(ev, "attempt exists")
 	}
-	if r.Ended && !r.Dispatched() {
+	if r.Ended && !r.Dispatched() && r.Lease == nil {
 		return illegal(ev, "action ended")
 	}
 	r.Attempts = append(r.Attempts, Attempt{N: ev.Attempt, Facts: ev.Ended.Facts, Stage: ev.Ended.Stage, Ended: true, End: ev.Ended})
@@ -352,15 +380,23 @@ func applyDispatch(r *Record, ev *Event, seq uint64) error {
 		return illegal(ev, "no attempt")
 	case r.Bound == nil:
 		return illegal(ev, "action is not bound (D1)")
-	case r.Refusal != nil:
+	case r.Refusal != nil && r.Lease == nil:
 		return illegal(ev, "action was refused: an answer not_attempted may have been given")
 	case r.attempt(ev.Attempt) != nil:
 		return illegal(ev, "one attempt is one hand-over (F6)")
 	case r.running() != nil:
 		return illegal(ev, "another attempt is active (J1)")
 	}
+	if err := r.checkGeneration(ev); err != nil {
+		return err
+	}
 	if r.Ended && !r.following() {
 		r.Reopened = true
+	}
+	if l := r.Lease; l != nil && ev.Dispatch.Until.After(l.Until) {
+		held := *l
+		held.Until = ev.Dispatch.Until // J5
+		r.Lease = &held
 	}
 	r.Attempts = append(r.Attempts, Attempt{N: ev.Attempt, Facts: unresolvedFacts(ev.Dispatch.Unresolved), Stage: ev.Dispatch.Stage, Dispatch: ev.Dispatch, DispatchSeq: seq})
 	r.Ended, r.EndedAt = false, time.Time{}
@@ -407,6 +443,7 @@ func applyResolved(r *Record, ev *Event, seq uint64) error {
 		return illegal(ev, "committed without a complete response (G1)")
 	}
 	a.Facts, a.End, a.Ended = ev.Ended.Facts, ev.Ended, true
+	r.settleLease(a)
 	if ev.Type == ResultCommitted && r.Deciding() == a {
 		r.Result, r.ResultOf, r.ResultSeq = ev.Result, ev.Attempt, seq
 		r.Failed, r.Delivered = false, false
@@ -452,6 +489,7 @@ func applyInterrupted(r *Record, ev *Event, seq uint64, known bool) error {
 		a := &r.Attempts[i]
 		if !a.Ended {
 			a.Facts, a.End, a.Ended, a.Recovered = ev.Ended.Facts, ev.Ended, true, true
+			r.settleLease(a)
 		}
 	}
 	if !r.Dispatched() || r.Relaxed && r.Deciding() == nil {
@@ -501,7 +539,7 @@ func (r *Record) project() {
 	if r.Failed && !r.Delivered && r.Result != nil && f.Outcome != outcome.Unknown {
 		f.Phase, f.Retry, f.Code = outcome.ResultDelivery, outcome.FetchResult, outcome.CodeDeliveryFailed
 	}
-	r.Facts = f
+	r.Facts = r.advise(f)
 }
 
 // Interrupt returns the event that closes an action found open at start-up

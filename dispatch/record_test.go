@@ -238,9 +238,11 @@ func dispatched(t *testing.T) Record {
 // TestLaterAttempts: an action's outcome is projected from all of its attempts.
 func TestLaterAttempts(t *testing.T) {
 	contract.Covers(t, "A9", "A10")
-	unknown := &Event{Type: AttemptResolved, Attempt: 1, At: testTime, Ended: &Ended{Facts: outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.Reconcile, Code: outcome.CodeRemoteTimeout}}}
+	unknown := &Event{Type: AttemptResolved, Attempt: 1, At: testTime, Ended: &Ended{Facts: outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.SameIdempotencyKey, Code: outcome.CodeRemoteTimeout}}}
 	refused := outcome.Facts{Phase: outcome.ConnectionSetup, Outcome: outcome.NotAttempted, Retry: outcome.Backoff, Code: outcome.CodeConnectionRefused}
-	r := apply2(t, dispatched(t), unknown)
+	keyed := natural(PreflightValidated)
+	keyed.Bound.Key = &Key{Key: "k", Scope: "s", ExpiresAt: testTime.Add(time.Hour)}
+	r := apply2(t, Record{}, natural(ActionAccepted), keyed, natural(CredentialAuthorized), natural(DispatchStarted), unknown)
 
 	later := apply2(t, r, &Event{Type: AttemptFailed, Attempt: 2, At: testTime, Ended: &Ended{Facts: refused}})
 	if later.Facts != unknown.Ended.Facts || len(later.Attempts) != 2 || later.Attempts[1].Facts != refused {
@@ -251,7 +253,8 @@ func TestLaterAttempts(t *testing.T) {
 	}
 
 	second := natural(DispatchStarted)
-	second.Attempt = 2
+	second.Attempt, second.Dispatch.Generation = 2, 2
+	r = apply2(t, r, &Event{Type: LeaseTaken, At: testTime, Lease: &Lease{Generation: 2, Process: "p", Until: testTime.Add(time.Minute)}})
 	rejected := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Rejected, Retry: outcome.AfterCorrection, Code: outcome.CodeRemoteRejected}
 	complete := natural(ResponseComplete)
 	complete.Attempt = 2

@@ -216,7 +216,7 @@ func prepare(in []dispatch.Event) ([]dispatch.Event, []byte, error) {
 	out := make([]dispatch.Event, len(in))
 	for i := range in {
 		out[i] = cloneEvent(&in[i])
-		if e := out[i].Ended; e != nil && out[i].Type != dispatch.CallerGone {
+		if e := out[i].Ended; e != nil && out[i].Type != dispatch.CallerGone && out[i].Type != dispatch.RetryStopped {
 			if err := validFacts(e.Facts); err != nil {
 				return nil, nil, fmt.Errorf("%w: %s: %w", dispatch.ErrNotWritten, out[i].Type, err)
 			}
@@ -300,6 +300,17 @@ func cloneEvent(in *dispatch.Event) dispatch.Event {
 	}
 	if b := clone(ev.Bound); b != nil {
 		b.Route, b.Snapshot, b.Fingerprint = text(b.Route), text(b.Snapshot), text(b.Fingerprint)
+		b.Conditional = text(b.Conditional)
+		if k := clone(b.Key); k != nil {
+			k.Key, k.In, k.Scope, k.Maker = text(k.Key), text(k.In), text(k.Scope), text(k.Maker)
+			k.Source, k.Reviewed, k.Replaces = text(k.Source), text(k.Reviewed), text(k.Replaces)
+			k.ExpiresAt = instant(k.ExpiresAt)
+			b.Key = k
+		}
+		if g := clone(b.Budget); g != nil {
+			g.Until = instant(g.Until)
+			b.Budget = g
+		}
 		ev.Bound = b
 	}
 	if c := clone(ev.Credential); c != nil {
@@ -316,6 +327,13 @@ func cloneEvent(in *dispatch.Event) dispatch.Event {
 	if d := clone(ev.Dispatch); d != nil {
 		d.Peer = clonePeer(d.Peer)
 		d.Connection, d.Stage = text(d.Connection), outcome.Stage(text(string(d.Stage)))
+		if !d.Until.IsZero() {
+			d.Until = instant(d.Until)
+		}
+		if c := clone(d.Credential); c != nil {
+			c.ID, c.Version, c.Mode = text(c.ID), text(c.Version), text(c.Mode)
+			d.Credential = c
+		}
 		ev.Dispatch = d
 	}
 	ev.Sent = clone(ev.Sent)
@@ -333,6 +351,11 @@ func cloneEvent(in *dispatch.Event) dispatch.Event {
 			r.ExpiresAt = instant(r.ExpiresAt)
 		}
 		ev.Result = r
+	}
+	if l := clone(ev.Lease); l != nil {
+		l.Process, l.For = text(l.Process), text(l.For)
+		l.Until = instant(l.Until)
+		ev.Lease = l
 	}
 	if t := clone(ev.Tunnel); t != nil {
 		t.Authority = text(t.Authority)

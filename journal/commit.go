@@ -411,6 +411,12 @@ func (j *Journal) merge(st *stage, r *request, entries []entry, p *projection, r
 		}
 		st.taken[string(r.request)] = r.action
 	}
+	if r.key != nil {
+		if st.taken == nil {
+			st.taken = make(map[string]dispatch.ActionID)
+		}
+		st.taken[string(r.key)] = r.action
+	}
 	return true
 }
 
@@ -461,6 +467,9 @@ func (j *Journal) admissible(txn *badger.Txn, st *stage, r *request, old *projec
 			r.earlier = holder
 			return dispatch.ErrRequestIDTaken
 		}
+	}
+	if err := j.takeKey(txn, st, r, old, rec); err != nil {
+		return err
 	}
 	if !r.recovering {
 		// What ends an action is written as long as it can be, down to the hard floor;
@@ -589,6 +598,7 @@ func (j *Journal) indexes(entries []entry, r *request, old, next *projection) []
 	if r.request != nil {
 		entries = append(entries, entry{key: r.request, value: append([]byte(nil), r.action[:]...)})
 	}
+	entries = j.keyEntries(entries, r, old, next)
 	wasOpen := old != nil && !old.rec.Ended
 	switch {
 	case !rec.Ended && !wasOpen:

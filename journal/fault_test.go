@@ -310,7 +310,7 @@ func TestLostGroup(t *testing.T) {
 		},
 		"second attempt": {
 			before: []dispatch.Batch{toDispatch(dispatch.ActionID{}, "ci", "", "f"), {Events: []dispatch.Event{evResponse(1, 429), evResolved(1, rejected)}}},
-			last:   dispatch.Batch{Events: []dispatch.Event{evDispatch(2)}}, want: outcome.Unknown,
+			last:   dispatch.Batch{Events: []dispatch.Event{evLease(2), evRepeat(2, 2)}}, want: outcome.Unknown,
 		},
 		"result": {
 			before: []dispatch.Batch{toDispatch(dispatch.ActionID{}, "ci", "", "f")},

@@ -46,6 +46,17 @@ func evDispatch(attempt int) dispatch.Event {
 	}}
 }
 
+// evLease takes a lease that a fast test does not outlive, and evRepeat uses it.
+func evLease(generation int) dispatch.Event {
+	return dispatch.Event{Type: dispatch.LeaseTaken, At: time.Now(), Lease: &dispatch.Lease{Generation: generation, Process: "p", For: "caller", Until: time.Now().Add(time.Minute)}}
+}
+
+func evRepeat(attempt, generation int) dispatch.Event {
+	ev := evDispatch(attempt)
+	ev.Dispatch.Generation = generation
+	return ev
+}
+
 func evResponse(attempt, status int) dispatch.Event {
 	return dispatch.Event{Type: dispatch.ResponseComplete, Attempt: attempt, At: time.Now(), Response: &dispatch.Response{Status: status, Framing: "content-length"}}
 }

@@ -86,6 +86,8 @@ type request struct {
 	payload []byte  // the events' JSON
 	chunks  []entry // sealed
 	parts   []part  // what chunks hold
+	key     []byte  // the key of its idempotency key, taken here; nil: none
+	kept    []entry // the sealed request
 	request []byte  // the key that holds the caller's request id; nil: none
 	caller  digest  // of ACTION_ACCEPTED
 	relaxed bool
@@ -115,6 +117,9 @@ func (r *request) size() int64 {
 	n := int64(len(r.payload))
 	for i := range r.chunks {
 		n += r.chunks[i].bytes()
+	}
+	for i := range r.kept {
+		n += r.kept[i].bytes()
 	}
 	for i := range r.maint {
 		n += r.maint[i].bytes()
@@ -197,7 +202,7 @@ func (r *request) take() bool { return r.state.CompareAndSwap(stateQueued, state
 // release answers a taken request.
 func (r *request) release(err error) {
 	r.err = err
-	if err != nil && !errors.Is(err, dispatch.ErrRequestIDTaken) && !errors.Is(err, dispatch.ErrIllegalTransition) {
+	if err != nil && !errors.Is(err, dispatch.ErrRequestIDTaken) && !errors.Is(err, dispatch.ErrKeyTaken) && !errors.Is(err, dispatch.ErrIllegalTransition) {
 		r.rec = dispatch.Record{}
 	}
 	if r.state.CompareAndSwap(stateTaken, stateReleased) {
@@ -248,6 +253,10 @@ func (j *Journal) build(ctx context.Context, b dispatch.Batch) (*request, error)
 		}
 		total += int64(len(c.Data))
 	}
+	if len(b.Request) > maxKept {
+		return nil, fmt.Errorf("%w: a request of %d bytes is to be kept", ErrTooLarge, len(b.Request))
+	}
+	total += int64(len(b.Request))
 	if total+int64(len(r.payload)) > maxTxnBytes-(64<<10) {
 		return nil, fmt.Errorf("%w: %d bytes", ErrTooLarge, total)
 	}
@@ -256,6 +265,9 @@ func (j *Journal) build(ctx context.Context, b dispatch.Batch) (*request, error)
 		return nil, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err)
 	}
 	r.held = held
+	if len(b.Request) > 0 {
+		r.kept = j.sealKept(b.Action, b.Request)
+	}
 	for i := range b.Chunks {
 		c := &b.Chunks[i]
 		r.chunks = append(r.chunks, j.seal.sealChunk(b.Action, *c))
@@ -309,7 +321,7 @@ func (j *Journal) refused(err error) {
 	switch {
 	case !errors.Is(err, dispatch.ErrNotWritten):
 		return // indeterminate: counted by Stopped
-	case errors.Is(err, dispatch.ErrRequestIDTaken):
+	case errors.Is(err, dispatch.ErrRequestIDTaken), errors.Is(err, dispatch.ErrKeyTaken):
 		reason = reasonRequestID
 	case errors.Is(err, dispatch.ErrIllegalTransition):
 		reason = reasonIllegal

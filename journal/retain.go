@@ -515,6 +515,14 @@ func (j *Journal) everything(txn *badger.Txn, p *projection) (out []entry, bytes
 			gone(key)
 		}
 	}
+	if rec.HoldsKey() {
+		key := j.keyOf(rec)
+		if v, found, err := get(txn, key); err != nil {
+			return nil, 0, err
+		} else if found && string(v) == string(id[:]) {
+			gone(key)
+		}
+	}
 	of := func(prefix []byte) {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix})
 		defer it.Close()

@@ -153,6 +153,8 @@ const (
 	famChunk    = 'r' // action(16) attempt(4) index(4)        -> chunk
 	famManifest = 'R' // action(16) attempt(4)                 -> manifest
 	famExpiry   = 'x' // ms(8) action(16) attempt(4)           -> nothing
+	famKey      = 'i' // HMAC(caller, scope and key)(32)       -> action(16)
+	famKept     = 'q' // action(16) index(4)                   -> part of a sealed request
 	famMeta     = 'm' // name
 	famSession  = 's' // session id(8)                         -> session
 )
@@ -163,6 +165,7 @@ const (
 	macRequest = 2
 	macGuard   = 3
 	macGoto    = 4
+	macKey     = 5
 )
 
 var (

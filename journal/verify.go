@@ -380,6 +380,9 @@ func (v *verifier) hints(txn *badger.Txn, rec *dispatch.Record) error {
 			return &CorruptError{What: "index of request ids", Action: rec.ID}
 		}
 	}
+	if err := v.verifyKey(txn, rec); err != nil {
+		return err
+	}
 	if rec.GuardsRepeats() {
 		if err := v.listed(txn, rec, "guarding actions", prefixLatest(famGuard, v.j.seal.mac(macGuard, rec.Caller, rec.Bound.Fingerprint))); err != nil {
 			return err

@@ -78,6 +78,16 @@ type Contract struct {
 	// "[DONE]"; "": none. A body without it is incomplete however it was framed, and one
 	// with it is complete even if the connection broke after it (G13).
 	EndMarker string
+	// Idempotency is the service's promise about keys; nil: none (CONTRACT I4).
+	Idempotency *Idempotency `json:",omitempty"`
+	// Conditional declares that a precondition (If-Match, If-None-Match: *) makes a
+	// request safe to repeat (CONTRACT I7).
+	Conditional bool `json:",omitempty"`
+	// Responses override what complete answers mean, in order of status (CONTRACT G5).
+	Responses []Response `json:",omitempty"`
+	// Retry is the budget of repeats by Waybill itself; nil: none (CONTRACT J4).
+	Retry    *Retry   `json:",omitempty"`
+	OnRepeat OnRepeat `json:",omitempty"`
 }
 
 // Delivery says how a result reaches the caller (CONTRACT H5). Zero is Auto.

@@ -220,6 +220,9 @@ func (r *Route) check() error {
 	if r.SSH != nil && r.Deny {
 		return errors.New("a route for commands does not refuse: what no rule takes is refused")
 	}
+	if err := r.checkContract(); err != nil {
+		return err
+	}
 	l := r.Limits
 	if min(l.Request, l.Buffer, l.Response) < 0 || l.Tries < 0 ||
 		min(l.Timeout, l.Idle, l.Hold, l.Connect, l.Duplicates, l.Retention) < 0 {
@@ -279,12 +282,7 @@ func (r *Route) clone() Route {
 	c.Strip = cloneSlice(r.Strip)
 	c.Callers = cloneSlice(r.Callers)
 	c.RedirectFrom = cloneSlice(r.RedirectFrom)
-	c.Contract.RefusedBeforeExecution = cloneSlice(r.Contract.RefusedBeforeExecution)
-	c.Contract.KeyInUse = cloneSlice(r.Contract.KeyInUse)
-	if r.Contract.Repeatable != nil {
-		v := *r.Contract.Repeatable
-		c.Contract.Repeatable = &v
-	}
+	c.Contract.clone()
 	c.Upstream.RootsPEM = cloneSlice(r.Upstream.RootsPEM)
 	c.Upstream.Pins = cloneSlice(r.Upstream.Pins)
 	c.SSH = r.SSH.clone()

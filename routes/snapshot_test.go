@@ -322,10 +322,14 @@ func TestAllowsCaller(t *testing.T) {
 func fullRoute() Route {
 	rep := true
 	return Route{
-		Name:     "full",
-		Match:    Match{Hosts: []string{"a.test"}, Ports: []int{443}, Methods: []string{"GET"}, Paths: []string{"/v1/**"}},
-		Inject:   []Injection{{"Authorization", "Bearer ${secret}", "c"}},
-		Contract: Contract{Repeatable: &rep, RefusedBeforeExecution: []int{429}, KeyInUse: []int{409}, CloseDelimited: true, EndMarker: "[DONE]"},
+		Name:   "full",
+		Match:  Match{Hosts: []string{"a.test"}, Ports: []int{443}, Methods: []string{"GET"}, Paths: []string{"/v1/**"}},
+		Inject: []Injection{{"Authorization", "Bearer ${secret}", "c"}},
+		Contract: Contract{Repeatable: &rep, RefusedBeforeExecution: []int{429}, KeyInUse: []int{409}, CloseDelimited: true, EndMarker: "[DONE]",
+			Idempotency: &Idempotency{Header: "Idempotency-Key", Scope: "account", Retention: 24 * time.Hour, Margin: time.Minute, InProgress: []int{409}, Mismatch: []int{422},
+				Maker: MadeByCallerOrWaybill, RefusalsSpeak: true, Promises: KeyPromises(), Source: "docs", Reviewed: "2026-11-30"},
+			Conditional: true, Responses: []Response{{409, outcome.Committed, outcome.Never}}, OnRepeat: RepeatRefuse,
+			Retry: &Retry{Attempts: 3, Total: 3, Backoff: 1, Max: 2, IgnoreRetryAfter: true, Background: true}},
 		Delivery: DeliveryBuffered, Durability: Relaxed, RejectManaged: true, PassAuthorization: true,
 		Callers: []string{"ci"}, RedirectFrom: []string{"https://api.example.com"}, Redirects: RedirectsSameOrigin, Leak: LeakBlock, Strip: []string{"Cookie"},
 		Dialect: outcome.DialectSlack,
@@ -362,7 +366,7 @@ func TestDigestCoversEverything(t *testing.T) {
 		t.Error("the default or the extra bytes do not count")
 	}
 	seen := map[string]string{base: "nothing changed"}
-	unset := map[string]bool{"Deny": true, "Upstream.RefusePlaintext": true} // contradict another field of fullRoute
+	unset := map[string]bool{"Deny": true, "Upstream.RefusePlaintext": true, "Contract.Idempotency.Field": true} // contradict another field of fullRoute
 	var walk func(path string, at func(*Route) reflect.Value)
 	walk = func(path string, at func(*Route) reflect.Value) {
 		full := fullRoute()
@@ -386,6 +390,13 @@ func TestDigestCoversEverything(t *testing.T) {
 				r.Upstream.RootsOnly = false
 			case "Contract.Repeatable":
 				r.Durability = Strict
+			case "Contract.Idempotency.Field":
+				r.Contract.Idempotency.Header = ""
+				r.Contract.Idempotency.Maker = MadeByCaller
+			case "Contract.Responses[0].Outcome":
+				r.Contract.Responses[0].Outcome = outcome.Rejected
+			case "Contract.Responses[0].Retry":
+				r.Contract.Responses[0].Retry = outcome.Reconcile
 			}
 			d := digest(r, Deny, nil)
 			if was, dup := seen[d]; dup {
@@ -417,6 +428,12 @@ func TestDigestCoversEverything(t *testing.T) {
 			change(func(v reflect.Value) { v.Interface().(map[string]string)["b.test"] = "10.0.0.7" })
 		case reflect.Pointer:
 			change(func(v reflect.Value) { v.SetZero() })
+			if v.Type().Elem().Kind() == reflect.Struct {
+				for i := range v.Elem().NumField() {
+					walk(path+"."+v.Elem().Type().Field(i).Name, func(r *Route) reflect.Value { return at(r).Elem().Field(i) })
+				}
+				return
+			}
 			change(func(v reflect.Value) { bump(v.Elem()) })
 		case reflect.Uint8: // enumerations: back to zero, which is their default
 			change(func(v reflect.Value) { v.SetZero() })

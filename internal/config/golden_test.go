@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"gopkg.in/yaml.v3"
@@ -192,7 +194,7 @@ func TestSchema(t *testing.T) {
 		if err := yaml.Unmarshal(data, &v); err != nil {
 			return false, err
 		}
-		text, err := json.Marshal(v) // jsonschema wants the types of JSON
+		text, err := json.Marshal(named(v)) // jsonschema wants the types of JSON
 		if err != nil {
 			return false, err
 		}
@@ -227,6 +229,29 @@ func TestSchema(t *testing.T) {
 	}
 }
 
+// named makes the keys of mappings the names that JSON has: statuses are numbers in YAML.
+func named(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k := range v {
+			v[k] = named(v[k])
+		}
+	case map[any]any:
+		out := make(map[string]any, len(v))
+		for k, e := range v {
+			out[fmt.Sprint(k)] = named(e)
+		}
+		return out
+	case time.Time:
+		return v.Format(time.DateOnly) // YAML 1.1; editors read YAML 1.2, where it is text
+	case []any:
+		for i := range v {
+			v[i] = named(v[i])
+		}
+	}
+	return v
+}
+
 // The schema knows exactly the keys that the parser knows.
 func TestSchemaKeys(t *testing.T) {
 	data, err := os.ReadFile("../../configs/waybill.schema.json")
@@ -254,6 +279,7 @@ func TestSchemaKeys(t *testing.T) {
 		"document": {doc.object, rootSchema}, "listen": {doc.Defs["listen"], listenSchema}, "caller": {doc.Defs["caller"], callerSchema},
 		"credential": {doc.Defs["credential"], credentialSchema}, "from": {from, sourceSchema}, "route": {doc.Defs["route"], routeSchema},
 		"match": {doc.Defs["match"], matchSchema}, "injection": {doc.Defs["injection"], injectSchema}, "contract": {doc.Defs["contract"], contractSchema},
+		"idempotency": {doc.Defs["idempotency"], idempotencySchema}, "retry": {doc.Defs["retry"], retrySchema}, "meaning": {doc.Defs["meaning"], responseSchema},
 		"upstream": {doc.Defs["upstream"], upstreamSchema}, "limits": {doc.Defs["limits"], limitsSchema},
 	} {
 		want := slices.Clone(c.want.keys)
@@ -277,7 +303,7 @@ func TestSchemaKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range []schema{rootSchema, listenSchema, callerSchema, credentialSchema, sourceSchema, routeSchema, matchSchema, injectSchema, contractSchema, limitsSchema} {
+	for _, s := range []schema{rootSchema, listenSchema, callerSchema, credentialSchema, sourceSchema, routeSchema, matchSchema, injectSchema, contractSchema, idempotencySchema, retrySchema, responseSchema, limitsSchema} {
 		for _, k := range s.keys {
 			if !bytes.Contains(full, []byte(k+":")) && k != "path" {
 				t.Errorf("full.yaml does not show %s", k)

@@ -32,8 +32,8 @@ var (
 	}
 	injectSchema   = schema{keys: []string{"header", "value", "credential"}}
 	contractSchema = schema{
-		keys:    []string{"repeatable", "refused_before_execution", "close_delimited", "end_marker"},
-		unbuilt: map[string][]string{"idempotency": nil, "reconcile": nil, "async": nil, "batch": nil, "on_repeat": nil},
+		keys:    []string{"repeatable", "refused_before_execution", "close_delimited", "end_marker", "idempotency", "conditional", "responses", "retry", "on_repeat"},
+		unbuilt: map[string][]string{"reconcile": nil, "async": nil, "batch": nil},
 	}
 	upstreamSchema = schema{
 		keys:    []string{"scheme", "roots", "roots_only", "pins", "resolve", "allow_private", "allow_plaintext", "refuse_plaintext"},
@@ -50,7 +50,7 @@ func homeOf(key string) string {
 		s    schema
 	}{
 		{"the top level", rootSchema},
-		{"a route", routeSchema}, {"match of a route", matchSchema}, {"an entry of inject", injectSchema}, {"contract of a route", contractSchema},
+		{"a route", routeSchema}, {"match of a route", matchSchema}, {"an entry of inject", injectSchema}, {"contract of a route", contractSchema}, {"idempotency of a contract", idempotencySchema}, {"retry of a contract", retrySchema},
 		{"upstream of a route", upstreamSchema}, {"limits of a route", limitsSchema}, {"listen", listenSchema}, {"from of a credential", sourceSchema},
 	} {
 		if _, unbuilt := s.s.unbuilt[key]; unbuilt || contains(s.s.keys, key) {
@@ -165,6 +165,7 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) routes.R
 		rt.Limits = r.limits(n, path)
 	}
 	r.contradictions(o, &rt)
+	r.repeatContradictions(o, &rt)
 	return rt
 }
 
@@ -427,6 +428,7 @@ func (r *reader) contract(n *yaml.Node, path string) routes.Contract {
 			r.fail(n, path, fmt.Sprintf("%d is an intermediary's answer and says nothing about the service", s), "remove it")
 		}
 	}
+	r.repeats(o, &c)
 	c.CloseDelimited = o.boolean("close_delimited", false)
 	if s, ok := o.text("end_marker", "text such as \"[DONE]\""); ok {
 		if c.EndMarker = s; s == "" || len(s) > maxMarker || strings.TrimSpace(s) != s || strings.ContainsAny(s, "\r\n") {
