@@ -85,6 +85,7 @@ func (r *Record) Evidence() outcome.Evidence {
 		}
 		ev.Field, ev.Reason, ev.EarlierAction, ev.Stage = r.Refusal.Field, r.Refusal.Reason, r.Refusal.EarlierAction, r.Refusal.Stage
 	}
+	r.followUp(&ev)
 	a := r.Deciding()
 	if a == nil {
 		return ev
@@ -105,7 +106,9 @@ func (r *Record) Evidence() outcome.Evidence {
 		p.Exec.show(&ev)
 	}
 	ev.ResponseComplete = a.Complete
-	if e := a.End; e != nil {
+	if e := a.End; e != nil && ev.Source != "" {
+		ev.ProtocolProof, ev.StatusLine = e.Proof, e.StatusLine
+	} else if e != nil {
 		ev.Source, ev.ProtocolProof, ev.StatusLine = e.Source, e.Proof, e.StatusLine
 		if ev.Reason == "" {
 			ev.Reason = e.Reason

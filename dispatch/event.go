@@ -82,6 +82,13 @@ const (
 	LeaseRenewed                   // Lease
 	LeaseEnded                     // Lease, Ended: it ended before the boundary; the action keeps what it had (A9)
 	RetryStopped                   // Ended.Reason: no further attempt is made (J4, I5)
+	Reconciled                     // Resolution: a query asked what became of the action (K6)
+	Attested                       // Resolution: an operator says so (K5)
+	EvidenceImported               // Resolution: from another journal (K4)
+	JobRecorded                    // Job: the remote side does the work later (A7)
+	JobPolled                      // Job: it is not done yet
+	JobEnded                       // Job + Resolution: how it ended
+	ItemsResolved                  // Items: what the answer says of each item of a batch (F7)
 	eventTypes
 )
 
@@ -93,6 +100,8 @@ var eventNames = [...]string{
 	DeliveryFailed: "DELIVERY_FAILED", ResultDelivered: "RESULT_DELIVERED", TunnelOpened: "TUNNEL_OPENED", TunnelClosed: "TUNNEL_CLOSED",
 	Booted: "BOOT", SessionOpened: "SESSION_OPENED", SessionClosed: "SESSION_CLOSED",
 	LeaseTaken: "LEASE_TAKEN", LeaseRenewed: "LEASE_RENEWED", LeaseEnded: "LEASE_ENDED", RetryStopped: "RETRY_STOPPED",
+	Reconciled: "RECONCILED", Attested: "ATTESTED", EvidenceImported: "EVIDENCE_IMPORTED",
+	JobRecorded: "JOB_RECORDED", JobPolled: "JOB_POLLED", JobEnded: "JOB_ENDED", ItemsResolved: "ITEMS_RESOLVED",
 }
 
 // EventTypes returns every valid event type.
@@ -152,6 +161,9 @@ type Event struct {
 	Boot       *Boot       `json:"boot,omitempty"`
 	Session    *Session    `json:"session,omitempty"`
 	Lease      *Lease      `json:"lease,omitempty"`
+	Resolution *Resolution `json:"resolution,omitempty"`
+	Job        *Job        `json:"job,omitempty"`
+	Items      *Items      `json:"items,omitempty"`
 }
 
 // Accepted is what was asked for.
@@ -164,6 +176,8 @@ type Accepted struct {
 	// Relaxed says that this action's records are not waited for: it projects to
 	// unknown from here on (F1).
 	Relaxed bool `json:"relaxed,omitempty"`
+	// Link is set for an action that Waybill started for another one.
+	Link *Link `json:"link,omitempty"`
 }
 
 // Bound ties the action to one snapshot and one route (CONTRACT D1).
@@ -179,6 +193,8 @@ type Bound struct {
 	Budget *Budget `json:"budget,omitempty"`
 	// Conditional is the precondition that the service enforces, as evidence (I7).
 	Conditional string `json:"conditional,omitempty"`
+	// Recall is what the route's follow-up needs of the request; nil: nothing.
+	Recall *Recall `json:"recall,omitempty"`
 }
 
 // Credential is what was decided about secrets, never a secret (CONTRACT C2).

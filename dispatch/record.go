@@ -46,6 +46,18 @@ type Record struct {
 	Stopped    string `json:"stopped,omitempty"`
 	// LatestAt is the latest time on record: windows are not judged by an earlier one.
 	LatestAt time.Time `json:"latest_at,omitzero"`
+	// Link is set for an action that Waybill started for another one.
+	Link *Link `json:"link,omitempty"`
+	// Resolutions are what others than the attempt's own answer proved of it (K3), without
+	// the queries that proved nothing; Asked counts all queries.
+	Resolutions []Resolution `json:"resolutions,omitempty"`
+	Asked       int          `json:"asked,omitempty"`
+	AskedAt     time.Time    `json:"asked_at,omitzero"`
+	// Job is the work that the remote side accepted (A7): of the action that was
+	// accepted, and of the one that follows it.
+	Job *Job `json:"job,omitempty"`
+	// Items are the children of a batch that its answer resolved (F7).
+	Items *Items `json:"items,omitempty"`
 
 	AcceptedAt time.Time `json:"accepted_at"`
 	EndedAt    time.Time `json:"ended_at,omitzero"`
@@ -72,7 +84,7 @@ type Attempt struct {
 // Dispatched reports whether any attempt crossed the boundary, or may have
 // without leaving a record (F1, relaxed).
 func (r *Record) Dispatched() bool {
-	return r.Relaxed || r.Tunnel != nil || r.crossed()
+	return r.Relaxed || r.Tunnel != nil || r.follows() || r.crossed()
 }
 
 // crossed reports whether a DISPATCH_STARTED is on record.
@@ -118,7 +130,13 @@ func (r *Record) GuardsRepeats() bool {
 	if !r.Ended || r.Repeatable() || r.Bound == nil || r.Bound.Fingerprint == "" {
 		return false
 	}
+	if r.Settled() {
+		return false
+	}
 	f := r.resolved()
+	if r.itemsOpen() {
+		return true
+	}
 	if a := r.Deciding(); f.Code == outcome.CodeResultContainsSecret && a != nil && a.Response != nil && a.Response.Status >= 500 {
 		return true
 	}
@@ -198,7 +216,10 @@ func weight(o outcome.Outcome) int {
 }
 
 // resolved returns the facts without the delivery on top.
-func (r *Record) resolved() outcome.Facts {
+func (r *Record) resolved() outcome.Facts { return r.settle(r.observed()) }
+
+// observed are the facts as the attempts themselves left them.
+func (r *Record) observed() outcome.Facts {
 	if r.Refusal != nil && !r.Dispatched() {
 		return r.Refusal.Facts
 	}
@@ -251,6 +272,9 @@ func apply(r *Record, ev *Event, seq uint64) error {
 	}
 	if r.Tunnel != nil && ev.Type != TunnelClosed && ev.Type != AttemptInterrupted {
 		return illegal(ev, "a tunnel has no attempts (V7)")
+	}
+	if r.follows() && !ofFollower(ev.Type) {
+		return illegal(ev, "an action that follows a job has no attempts (A7)")
 	}
 	switch ev.Type {
 	case ActionAccepted:
@@ -310,6 +334,12 @@ func apply(r *Record, ev *Event, seq uint64) error {
 		return applyLease(r, ev)
 	case RetryStopped:
 		return applyStopped(r, ev)
+	case Reconciled, Attested, EvidenceImported:
+		return applyEvidence(r, ev, seq)
+	case JobRecorded, JobPolled, JobEnded:
+		return applyJob(r, ev, seq)
+	case ItemsResolved:
+		return applyItems(r, ev)
 	case Booted, SessionOpened, SessionClosed, EventInvalid, eventTypes:
 		return illegal(ev, "not an event of an action")
 	default:
@@ -322,6 +352,7 @@ func applyAccepted(r *Record, ev *Event, known bool) error {
 		return illegal(ev, "action exists")
 	}
 	a := ev.Accepted
+	r.Link = a.Link
 	r.Caller, r.RequestID, r.Method, r.Target, r.Protocol, r.Relaxed = a.Caller, a.RequestID, a.Method, a.Target, a.Protocol, a.Relaxed
 	r.AcceptedAt = ev.At
 	r.openFacts(outcome.Validation)
@@ -331,6 +362,10 @@ func applyAccepted(r *Record, ev *Event, known bool) error {
 // openFacts are those of an action that has not been dispatched yet: provably
 // not attempted (M2), unless it is relaxed (F1).
 func (r *Record) openFacts(phase outcome.Phase) {
+	if r.follows() {
+		r.Facts = unresolvedFacts(outcome.Reconcile)
+		return
+	}
 	if r.Relaxed {
 		// Relaxed needs a repeatable route, so the advice is to back off and repeat.
 		r.Facts = unresolvedFacts(outcome.Backoff)
@@ -384,6 +419,8 @@ func applyDispatch(r *Record, ev *Event, seq uint64) error {
 		return illegal(ev, "action was refused: an answer not_attempted may have been given")
 	case r.attempt(ev.Attempt) != nil:
 		return illegal(ev, "one attempt is one hand-over (F6)")
+	case r.Ended && r.knownDone():
+		return fmt.Errorf("%s: later evidence says that it is done: %w", ev.Type, ErrRetryRefused)
 	case r.running() != nil:
 		return illegal(ev, "another attempt is active (J1)")
 	}

@@ -369,5 +369,6 @@ func cloneEvent(in *dispatch.Event) dispatch.Event {
 		s.ID, s.Name, s.Caller, s.Reason = text(s.ID), text(s.Name), text(s.Caller), text(s.Reason)
 		ev.Session = s
 	}
+	cloneFollowUp(&ev)
 	return ev
 }

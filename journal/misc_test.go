@@ -822,12 +822,16 @@ func fill(v reflect.Value, n *int) {
 			fill(v.Field(i), n)
 		}
 	case reflect.Map:
+		if v.Type().Elem().Kind() == reflect.String {
+			v.Set(reflect.ValueOf(map[string]string{fmt.Sprint("k", *n): "a"}))
+			return
+		}
 		v.Set(reflect.ValueOf(map[string][]string{fmt.Sprint("k", *n): {"a", "b"}}))
-	case reflect.String:
-		v.SetString(fmt.Sprint("s", *n))
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
 		fill(v.Index(0), n)
+	case reflect.String:
+		v.SetString(fmt.Sprint("s", *n))
 	case reflect.Bool:
 		v.SetBool(true)
 	case reflect.Uint8:

@@ -25,7 +25,8 @@ type Envelope struct {
 	// InvocationID is "act_" + ULID; empty only where no action exists (M6, M7).
 	InvocationID string `json:"invocation_id,omitempty"`
 	// Error is nil for an action that succeeded, and for nothing else: such an
-	// envelope shows a complete response in its evidence (G1).
+	// envelope shows a complete response in its evidence (G1), or the later evidence that
+	// resolved it (K2).
 	Error *Error `json:"error,omitempty"`
 	// Message repeats Error.Message for clients that look at the top level (L8).
 	Message  string   `json:"message,omitempty"`
@@ -93,7 +94,7 @@ func (e *Envelope) Facts() Facts {
 }
 
 // UnmarshalJSON refuses an envelope that has neither an error nor the evidence of
-// a complete response, with ErrNotEnvelope: "{}" is no success. Unknown values of
+// a complete response, nor later evidence of success, with ErrNotEnvelope: "{}" is no success. Unknown values of
 // the closed enumerations are refused with ErrUnknownValue (CONTRACT A8); unknown
 // fields are ignored, since evidence may grow.
 func (e *Envelope) UnmarshalJSON(data []byte) error {
@@ -102,7 +103,7 @@ func (e *Envelope) UnmarshalJSON(data []byte) error {
 	if err := json.Unmarshal(data, &p); err != nil {
 		return err
 	}
-	if p.Error == nil && !p.Evidence.ResponseComplete {
+	if p.Error == nil && !p.Evidence.ResponseComplete && !p.Evidence.resolved() {
 		return fmt.Errorf("outcome: neither an error nor a complete response: %w", ErrNotEnvelope)
 	}
 	for i := range p.Evidence.Attempts {
@@ -214,6 +215,13 @@ type Evidence struct {
 	Durability    string       `json:"durability,omitempty"` // "relaxed" where F1 is waived
 	Recovered     bool         `json:"recovered,omitempty"`  // projected after a restart (M4)
 	Running       bool         `json:"running,omitempty"`    // the attempt still runs
+
+	Resolutions []Resolution `json:"resolutions,omitempty"` // later evidence (K3)
+	Queries     int          `json:"queries,omitempty"`     // how often the remote side was asked
+	Job         *Job         `json:"job,omitempty"`         // A7
+	Items       *Items       `json:"items,omitempty"`       // F7
+	LinkedTo    string       `json:"linked_to,omitempty"`   // the action that this one was started for
+	LinkKind    string       `json:"link_kind,omitempty"`   // why: reconcile, job, poll
 }
 
 // Attempt is one try of an action (CONTRACT E7, A9).

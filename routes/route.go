@@ -88,6 +88,12 @@ type Contract struct {
 	// Retry is the budget of repeats by Waybill itself; nil: none (CONTRACT J4).
 	Retry    *Retry   `json:",omitempty"`
 	OnRepeat OnRepeat `json:",omitempty"`
+	// Reconcile, Async, Batch and Marker say how to find out what became of an
+	// operation; nil: not known (CONTRACT K6, A7, F7, K7).
+	Reconcile *Reconcile `json:",omitempty"`
+	Async     *Async     `json:",omitempty"`
+	Batch     *Batch     `json:",omitempty"`
+	Marker    *Marker    `json:",omitempty"`
 }
 
 // Delivery says how a result reaches the caller (CONTRACT H5). Zero is Auto.
