@@ -34,7 +34,7 @@ type BackupInfo struct {
 var ErrBackup = errors.New("journal: backup does not verify")
 
 const (
-	backupMagic = "WBJBAK\x00\x01"
+	backupMagic = "WBJBAK\x00\x02"
 	backupChunk = 512 << 10
 	// Kinds of records in a backup.
 	backupEntry   = 'S'
@@ -224,6 +224,8 @@ func restoreInto(ctx context.Context, r io.Reader, dir string, key []byte, log *
 	switch {
 	case !bytes.HasPrefix(head, []byte(backupMagic[:7])):
 		return damaged("not a backup of a journal")
+	case head[7] < backupMagic[7]:
+		return info, ErrOldFormat
 	case head[7] != backupMagic[7]:
 		return info, ErrFormat
 	}
@@ -236,7 +238,7 @@ func restoreInto(ctx context.Context, r io.Reader, dir string, key []byte, log *
 	if err := f.put(nameKey, append(b, keySum(b)...)); err != nil {
 		return info, fmt.Errorf("journal: %w", err)
 	}
-	db, err := openStore(f.path(nameStore), &storeLogger{log: log}, false)
+	db, err := openStore(f.path(nameStore), &storeLogger{log: log})
 	if err != nil {
 		return info, err
 	}
@@ -313,8 +315,8 @@ func restoreInto(ctx context.Context, r io.Reader, dir string, key []byte, log *
 	return info, f.syncDir(f.path(nameWitness))
 }
 
-// maxSegmentBytes bounds a witness segment: its header limits the slots.
-const maxSegmentBytes = segmentHeader + (1<<20)*recordBytes
+// maxSegmentBytes bounds a witness segment.
+const maxSegmentBytes = segmentHeader + (1<<16)*unitBytes
 
 func nextBackup(b []byte) (kind byte, key, value, rest []byte, ok bool) {
 	if len(b) < 3 {

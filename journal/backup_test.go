@@ -135,7 +135,8 @@ func TestBackup(t *testing.T) {
 		{"empty", nil, key, ErrBackup},
 		{"another file", bytes.Repeat([]byte("x"), 4096), key, ErrBackup},
 		{"another key", file.Bytes(), bytes.Repeat([]byte{1}, KeyBytes), ErrBackup},
-		{"newer", append([]byte("WBJBAK\x00\x02"), file.Bytes()[8:]...), key, ErrFormat},
+		{"newer", append([]byte("WBJBAK\x00\x03"), file.Bytes()[8:]...), key, ErrFormat},
+		{"older", append([]byte("WBJBAK\x00\x01"), file.Bytes()[8:]...), key, ErrOldFormat},
 		{"a flipped bit", flipped(file.Bytes(), file.Len()/2), key, ErrBackup},
 		{"another store", flipped(file.Bytes(), 12), key, ErrBackup},
 	} {

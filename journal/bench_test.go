@@ -12,7 +12,7 @@ import (
 
 // BenchmarkAppend is one durable step (four events, up to DISPATCH_STARTED) by N
 // callers that each wait for it, synced as in production. syncs/append counts
-// system calls: two of the store and one of the witness for each group.
+// system calls: one for each group, and a few where a segment begins.
 func BenchmarkAppend(b *testing.B) {
 	for _, n := range []int{1, 16, 64, 256} {
 		b.Run(fmt.Sprintf("waiters=%d", n), func(b *testing.B) { benchAppend(b, n, false) })

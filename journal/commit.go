@@ -1,13 +1,13 @@
 package journal
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"reflect"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dgraph-io/badger/v4"
@@ -30,10 +30,8 @@ const (
 const (
 	// PointBeforeStore: the group is decided, nothing of it was written.
 	PointBeforeStore = "before-store"
-	// PointBetween: the store has the group, the witness does not.
-	PointBetween = "between-store-and-witness"
-	// PointBetweenReversed: the witness has the group, the store does not.
-	PointBetweenReversed = "between-witness-and-store"
+	// PointBetween: the group is durable in the witness, the store does not have it.
+	PointBetween = "between-witness-and-store"
 	// PointAfterDurable: both have it, nobody was told.
 	PointAfterDurable = "after-durable"
 )
@@ -41,26 +39,34 @@ const (
 // committer is the state of the one goroutine that writes.
 type committer struct {
 	head head
-	// storeGroup is the last group that is durable in the store; head.group is
-	// larger only between a start that found a lost group and its first commit.
-	storeGroup uint64
 	checkpoint uint64 // sequence of the last checkpoint
+	// settled is the last group that is durable in the store itself: what is after it
+	// can be made again from the witness only.
+	settled  atomic.Uint64
+	settling atomic.Bool // settle runs in the background
 	// open holds the projections of the actions that have not ended, as stored: the
 	// ones that will be asked for again. It is a cache of the store.
 	open    map[dispatch.ActionID]*projection
 	witness *witness
 
-	store    chan *badger.Txn // to the goroutine that commits
-	stored   chan result
-	records  chan []witnessRecord // to the goroutine that writes the witness
-	recorded chan result
-	writers  sync.WaitGroup
-	keepFrom uint64 // for the witness goroutine, set before records are sent
+	work    chan *job // to the goroutine that writes
+	done    chan result
+	writers sync.WaitGroup
+}
+
+// job is a group on its way to the disk.
+type job struct {
+	txn     *badger.Txn
+	group   loggedGroup
+	entries []entry
+	base    head // before it
+	// checkpoint is where a start would walk from.
+	checkpoint uint64
 }
 
 type result struct {
-	err  error
-	took time.Duration
+	err            error
+	witness, store time.Duration
 }
 
 // stage is a group in the making.
@@ -81,10 +87,8 @@ type stage struct {
 // run is the committer: the only goroutine that assigns sequence numbers.
 func (j *Journal) run() {
 	defer close(j.finished)
-	defer close(j.c.store)
-	defer close(j.c.records)
-	j.c.writers.Go(j.storeWriter)
-	j.c.writers.Go(j.witnessWriter)
+	defer close(j.c.work)
+	j.c.writers.Go(j.writer)
 	var carry []*request
 	for {
 		group := carry
@@ -173,8 +177,8 @@ func (j *Journal) answer(r *request, err error) {
 
 // commit writes one group and answers its requests; it returns those that did not
 // fit. A crash before it returns costs: nothing for who has been answered; for the
-// others the group is either there or not, and its witness records say which
-// actions may be (FORMAT.md, torn cases).
+// others the group is there, or not, or torn, and then its blocks say which actions
+// may be (FORMAT.md, torn cases).
 func (j *Journal) commit(group []*request) (carry []*request) {
 	started := time.Now()
 	c := &j.c
@@ -232,7 +236,8 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 		j.hooks.BeforeCommit(st.head.group)
 	}
 	killpoint.At(PointBeforeStore)
-	storeTook, witnessTook, err := j.write(txn, st)
+	syncs := j.stats.syncs.Load()
+	took, err := j.write(txn, st)
 	if err != nil {
 		j.stop(err)
 		for _, r := range included {
@@ -241,7 +246,7 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 		return carry
 	}
 	killpoint.At(PointAfterDurable)
-	c.head, c.storeGroup = st.head, st.head.group
+	c.head = st.head
 	for id, p := range st.changed {
 		if p.rec.Ended {
 			delete(c.open, id)
@@ -249,7 +254,7 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 			c.open[id] = p
 		}
 	}
-	g.Events, g.Bytes, g.Store, g.Witness, g.Syncs = st.events, st.bytes, storeTook, witnessTook, j.syncsPerGroup()
+	g.Events, g.Bytes, g.Store, g.Witness, g.Syncs = st.events, st.bytes, took.store, took.witness, int(j.stats.syncs.Load()-syncs)
 	g.Total = time.Since(started)
 	j.stats.committed(&g, c.head, len(c.open), len(included))
 	for _, r := range included {
@@ -264,21 +269,6 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 	// next group is closed.
 	runtime.Gosched()
 	return carry
-}
-
-// storeSyncs is how often Badger syncs for one transaction: its log, and the value
-// log's mapping, although nothing of ours is ever in that. Counted with strace.
-const storeSyncs = 2
-
-func (j *Journal) syncsPerGroup() int {
-	n := 0
-	if !j.hooks.NoSync {
-		n += storeSyncs
-		if !j.hooks.NoWitness {
-			n++
-		}
-	}
-	return n
 }
 
 // stage adds one request to the group, or none of it. fits is false when the group
@@ -387,11 +377,7 @@ func (j *Journal) merge(st *stage, r *request, entries []entry, p *projection, r
 	for i := range entries {
 		bytes += entries[i].bytes()
 	}
-	limit := maxGroupRecords
-	if w := j.c.witness; w != nil {
-		limit = min(limit, int(w.slots))
-	}
-	if st.bytes+bytes+headBytes >= maxTxnBytes || len(st.entries)+len(entries) > 12000 || len(st.witness)+len(records) > limit {
+	if st.bytes+bytes+headBytes >= maxTxnBytes || len(st.entries)+len(entries) > 12000 || len(st.witness)+len(records) > maxGroupRecords {
 		return false
 	}
 	st.bytes += bytes
@@ -664,122 +650,77 @@ func (j *Journal) transaction(st *stage) (*badger.Txn, error) {
 	return txn, nil
 }
 
-// write makes the group durable in the store and the witness, side by side, within
-// the deadline. Any error is indeterminate.
-func (j *Journal) write(txn *badger.Txn, st *stage) (storeTook, witnessTook time.Duration, err error) {
+// write makes the group durable in the witness and then puts it into the store, within
+// the deadline. Any error is indeterminate. The store is not synced: what a power cut
+// takes from it the next start makes again (FORMAT.md, "One group").
+func (j *Journal) write(txn *badger.Txn, st *stage) (took result, err error) {
 	c := &j.c
-	records := st.witness
-	if len(records) == 0 {
-		records = append(records, witnessRecord{kind: kindHead, seq: st.head.seq})
-	}
-	for i := range records {
-		r := &records[i]
-		r.index, r.count = uint16(i), uint16(len(records))
-		r.group, r.settled = st.head.group, c.storeGroup
-		r.headSeq, r.headHash = st.head.seq, st.head.hash
-	}
-	if c.witness != nil && !c.witness.room(len(records)) {
-		c.keepFrom = min(c.oldestOpen(), c.checkpoint)
-	}
+	w := &job{txn: txn, group: loggedGroup{number: st.head.group, settled: c.settled.Load(), head: st.head, records: st.witness}, entries: st.entries, base: c.head, checkpoint: c.checkpoint}
 	timer := time.NewTimer(j.opt.CommitDeadline)
 	defer timer.Stop()
-	var stored, recorded *result
-	waitStore := func() error {
-		select {
-		case r := <-c.stored:
-			stored = &r
-			return r.err
-		case <-timer.C:
-			return context.DeadlineExceeded
-		}
-	}
-	waitWitness := func() error {
-		select {
-		case r := <-c.recorded:
-			recorded = &r
-			return r.err
-		case <-timer.C:
-			return context.DeadlineExceeded
-		}
-	}
-	switch {
-	case killpoint.Armed(PointBetween):
-		c.store <- txn
-		if err = waitStore(); err == nil {
-			killpoint.At(PointBetween)
-			c.records <- records
-			err = waitWitness()
-		}
-	case killpoint.Armed(PointBetweenReversed):
-		c.records <- records
-		if err = waitWitness(); err == nil {
-			killpoint.At(PointBetweenReversed)
-			c.store <- txn
-			err = waitStore()
-		}
-	default:
-		c.store <- txn
-		c.records <- records
-		if err = waitStore(); err == nil {
-			err = waitWitness()
-		}
-	}
-	if errors.Is(err, context.DeadlineExceeded) {
+	c.work <- w
+	select {
+	case took = <-c.done:
+		err = took.err
+	case <-timer.C:
 		err = errors.New("journal: the commit deadline passed")
 	}
 	if err == nil && j.store.fatal.Load() {
 		err = errors.New("journal: the store reports lost data")
 	}
-	if err != nil {
-		return 0, 0, err
-	}
-	return stored.took, recorded.took, nil
+	return took, err
 }
 
-// oldestOpen is the first sequence of the oldest open action, or the head.
-func (c *committer) oldestOpen() uint64 {
-	oldest := c.head.seq
-	for _, p := range c.open {
-		oldest = min(oldest, p.rec.FirstSeq)
-	}
-	return oldest
-}
-
-func (j *Journal) storeWriter() {
-	for txn := range j.c.store {
+// writer is the goroutine that writes: one that hangs in a system call holds up nobody
+// but the committer, and that one only until the deadline.
+func (j *Journal) writer() {
+	for w := range j.c.work {
+		var r result
 		start := time.Now()
-		group := j.c.head.group + 1 // read-only here until the result is sent
-		err := txn.Commit()
-		if err != nil {
-			// Whatever Badger calls it: the witness names this group by now.
-			err = &storeError{"commit"}
-		} else if j.hooks.StoreError != nil {
-			err = j.hooks.StoreError(group)
-		}
-		j.c.stored <- result{err, time.Since(start)}
-	}
-}
-
-func (j *Journal) witnessWriter() {
-	for records := range j.c.records {
-		start := time.Now()
-		var err error
-		if w := j.c.witness; w != nil {
-			if !w.room(len(records)) {
-				err = w.rotate(j.c.head, j.c.keepFrom)
+		r.err = j.record(w)
+		r.witness = time.Since(start)
+		if r.err == nil {
+			killpoint.At(PointBetween)
+			start = time.Now()
+			if err := w.txn.Commit(); err != nil {
+				// Whatever Badger calls it: the witness has this group by now.
+				r.err = &storeError{"commit"}
+			} else if j.hooks.StoreError != nil {
+				r.err = j.hooks.StoreError(w.group.number)
 			}
+			r.store = time.Since(start)
+		} else {
+			w.txn.Discard()
+		}
+		j.c.done <- r
+	}
+}
+
+// record makes a group durable in the witness.
+func (j *Journal) record(job *job) (err error) {
+	if w := j.c.witness; w != nil {
+		n := 0
+		for i := range job.entries {
+			n += job.entries[i].logged()
+		}
+		if units := groupUnits(len(job.group.named()), n); !w.room(units) {
+			err = w.rotate(job.base, job.group.settled, units)
 			if err == nil {
-				err = w.write(records)
+				err = w.retire(job.group.settled, job.checkpoint)
 			}
-			if err != nil {
-				err = fmt.Errorf("journal: witness: %w", err)
-			}
+			j.settleSoon(job.base.group)
 		}
-		if err == nil && j.hooks.WitnessError != nil {
-			err = j.hooks.WitnessError(records[0].group)
+		if err == nil {
+			err = w.write(&job.group, job.entries)
 		}
-		j.c.recorded <- result{err, time.Since(start)}
+		if err != nil {
+			err = fmt.Errorf("journal: witness: %w", err)
+		}
 	}
+	if err == nil && j.hooks.WitnessError != nil {
+		err = j.hooks.WitnessError(job.group.number)
+	}
+	return err
 }
 
 // finalCheckpoint is the last write of an orderly end: the next start has nothing to
@@ -787,6 +728,11 @@ func (j *Journal) witnessWriter() {
 func (j *Journal) finalCheckpoint() {
 	c := &j.c
 	if j.Cause() != nil || c.checkpoint == c.head.seq || j.opt.ReadOnly || j.recovery.Quarantined {
+		return
+	}
+	// Behind it the next start finds one group to make again.
+	if err := j.settle(c.head.group); err != nil {
+		j.stop(err)
 		return
 	}
 	hv := encodeHead(head{seq: c.head.seq, hash: c.head.hash, group: c.head.group + 1})

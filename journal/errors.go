@@ -32,6 +32,9 @@ var (
 	ErrCorrupt = errors.New("journal: corrupt")
 	// ErrFormat: the folder was written by a newer version.
 	ErrFormat = errors.New("journal: format is newer than this program")
+	// ErrOldFormat: the folder, or a backup, was written by a version that this one
+	// cannot read.
+	ErrOldFormat = errors.New("journal: format is older than this program reads: let the program that wrote it end its open actions, keep the folder for reference, and start with a new one")
 )
 
 // CorruptError says what is broken and where. Its text holds no recorded data.

@@ -292,8 +292,157 @@ func TestWitnessGone(t *testing.T) {
 	wantErr(t, err, ErrCorrupt)
 }
 
-// A store behind by exactly the last group, which nobody was told of: its actions
-// are unknown, the journal goes on.
+// tearLast damages the entries of the last group that the witness in dir has, as a write
+// does that was cut short.
+func tearLast(t testing.TB, dir string, seal *sealer) {
+	t.Helper()
+	segments := glob(t, filepath.Join(dir, nameWitness, "*.wit"))
+	path := segments[len(segments)-1]
+	n, _ := segmentNumber(filepath.Base(path))
+	s, err := scanSegment(readAll(t, path), newMacer(seal.witness), n)
+	if err != nil || len(s.groups) == 0 {
+		t.Fatalf("no group to tear: %v", err)
+	}
+	flip(t, path, s.groups[len(s.groups)-1].payloadOffset()+20)
+}
+
+// A power cut takes from the store what it pleases of the groups since it was settled.
+// The witness makes all of them again, whole and in order.
+func TestRedo(t *testing.T) {
+	contract.Covers(t, "F1", "M2", "M5", "T5")
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 3))
+	dir := tempDir(t)
+	l := newLedger()
+	j := openTest(t, dir, nil)
+	redone := 0
+	for round := range 5 {
+		for i := range 2 + rng.IntN(5) {
+			id := newID()
+			mustAppend(t, j, toDispatch(id, "ci", fmt.Sprint(round, "-", i), "f"))
+			l.dispatched[id] = true
+			if rng.IntN(2) == 0 {
+				mustAppend(t, j, toResult(id, make([]byte, rng.IntN(3000))))
+				l.committed[id] = true
+			}
+		}
+		crash, intact := filepath.Join(t.TempDir(), "crash"), filepath.Join(t.TempDir(), "intact")
+		copyDir(t, dir, crash)
+		raw, err := loadSegments(filepath.Join(crash, nameWitness))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := scanWitness(raw, j.seal)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, settled := w.last()
+		var keys [][]byte
+		var heads [][]byte
+		last := &w.segments[len(w.segments)-1]
+		for i := range last.groups {
+			g := &last.groups[i]
+			if g.number <= settled {
+				t.Fatalf("group %d of this start is settled at %d", g.number, settled)
+			}
+			off := g.payloadOffset()
+			entries, err := decodeEntries(raw[len(raw)-1].b[off : off+int64(g.payload)])
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range entries {
+				if string(e.key) == string(keyHead) {
+					heads = append(heads, e.value)
+				} else {
+					keys = append(keys, e.key)
+				}
+			}
+		}
+		copyDir(t, crash, intact)
+		tamper(t, crash, func(txn *badger.Txn) error {
+			for _, k := range keys {
+				if rng.IntN(2) == 0 {
+					if err := txn.Delete(k); err != nil {
+						return err
+					}
+				}
+			}
+			return txn.Set(keyHead, heads[rng.IntN(len(heads))])
+		})
+		again, rec := openWith(t, testOptions(crash, nil))
+		if rec.Quarantined || len(rec.Lost) != 0 || rec.Redone != len(last.groups) {
+			t.Fatalf("round %d: %+v, want %d groups", round, rec, len(last.groups))
+		}
+		redone += rec.Redone
+		if err := l.check(again); err != nil {
+			t.Errorf("round %d: %v", round, err)
+		}
+		mustVerify(t, again)
+		closeTest(t, again)
+		// A second look finds nothing to do but the last groups, which are not settled.
+		again, rec = openWith(t, testOptions(crash, nil))
+		if rec.Redone > 2 || rec.Unknown+rec.NotAttempted != 0 {
+			t.Errorf("round %d, again: %+v", round, rec)
+		}
+		closeTest(t, again)
+		// The control: the same damage where the log is not there to make up for it.
+		tamper(t, intact, func(txn *badger.Txn) error { return txn.Set(keyHead, heads[0]) })
+		if err := os.RemoveAll(filepath.Join(intact, nameWitness)); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := Open(testOptions(intact, nil)); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("round %d: a store without its witness: %v", round, err)
+		}
+		closeTest(t, j)
+		j = openTest(t, dir, nil)
+	}
+	if redone == 0 {
+		t.Error("nothing was made again")
+	}
+}
+
+// A rollback beyond what the witness can name (M5): after an acknowledgement, what was
+// open in the store is unknown, for its DISPATCH_STARTED may be among what is gone.
+func TestRollbackBeyondTheNames(t *testing.T) {
+	contract.Covers(t, "M5", "F2")
+	dir := tempDir(t)
+	h := func() *hooks.Hooks { return &hooks.Hooks{NoSync: true, SegmentSlots: 24, CheckpointEvery: 6} }
+	j := openTest(t, dir, h())
+	accepted := newID()
+	mustAppend(t, j, dispatch.Batch{Action: accepted, Events: []dispatch.Event{evAccepted("ci", ""), evBound("f")}})
+	old := filepath.Join(t.TempDir(), "old")
+	if err := j.between(func() error { return j.settle(j.c.head.group) }); err != nil {
+		t.Fatal(err)
+	}
+	copyDir(t, filepath.Join(dir, nameStore), old)
+	mustAppend(t, j, dispatch.Batch{Action: accepted, Events: []dispatch.Event{evCredential(), evDispatch(1)}})
+	mustAppend(t, j, toResult(accepted, []byte("x")))
+	for range 40 {
+		id := newID()
+		mustAppend(t, j, toDispatch(id, "ci", "", "f"))
+		mustAppend(t, j, toResult(id, []byte("x")))
+	}
+	closeTest(t, j)
+	first := glob(t, filepath.Join(dir, nameWitness, "*.wit"))[0]
+	if filepath.Base(first) == segmentName(1) {
+		t.Fatal("no segment was retired: the test proves nothing")
+	}
+	copyDir(t, old, filepath.Join(dir, nameStore))
+	opt := testOptions(dir, h())
+	opt.Acknowledge = &Acknowledgement{Reason: "rolled back"}
+	j, r := openWith(t, opt)
+	if r.Acknowledged == nil {
+		t.Fatalf("%+v", r)
+	}
+	if rec := mustAction(t, j, accepted); rec.Facts.Outcome != outcome.Unknown || !rec.Ended {
+		t.Errorf("%+v", rec.Facts)
+	}
+	mustVerify(t, j)
+}
+
+// A store behind by exactly the last group, which was torn and which nobody was told
+// of: its actions are unknown, the journal goes on.
 func TestLostGroup(t *testing.T) {
 	contract.Covers(t, "M5", "M2", "F2", "F9")
 	rejected := facts(outcome.RemoteExecution, outcome.Rejected, outcome.Backoff, outcome.CodeRemoteRejected)
@@ -340,6 +489,17 @@ func TestLostGroup(t *testing.T) {
 			crash := filepath.Join(t.TempDir(), "crash")
 			copyDir(t, dir, crash)
 			copyDir(t, old, filepath.Join(crash, nameStore))
+			want := mustAction(t, j, id)
+			closeTest(t, j)
+			// Whole, the group is on record, as if nothing had happened to the store.
+			whole := filepath.Join(t.TempDir(), "whole")
+			copyDir(t, crash, whole)
+			tearLast(t, crash, j.seal)
+			j, rec := openWith(t, testOptions(whole, nil))
+			if got := mustAction(t, j, id); rec.Redone == 0 || len(rec.Lost) != 0 || got.FirstSeq != want.FirstSeq || want.Ended && got.Facts != want.Facts {
+				t.Errorf("not torn: %+v, %+v, want %+v", rec, got.Facts, want.Facts)
+			}
+			mustVerify(t, j)
 			closeTest(t, j)
 
 			// Read only: the same answers without a write.
@@ -431,7 +591,7 @@ func TestWitnessBehindByOne(t *testing.T) {
 // folder could.
 func tamper(t testing.TB, dir string, f func(txn *badger.Txn) error) {
 	t.Helper()
-	db, err := badger.Open(storeOptions(filepath.Join(dir, nameStore), &storeLogger{log: testOptionsLogger()}, true))
+	db, err := badger.Open(storeOptions(filepath.Join(dir, nameStore), &storeLogger{log: testOptionsLogger()}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -546,6 +706,10 @@ func TestChainControl(t *testing.T) {
 	mustAppend(t, j, toDispatch(newID(), "ci", "", "f"))
 	id := newID()
 	r := mustAppend(t, j, toDispatch(id, "ci", "", "f"))
+	// What is not settled would be made again.
+	if err := j.between(func() error { return j.settle(j.c.head.group) }); err != nil {
+		t.Fatal(err)
+	}
 	mustAppend(t, j, toDispatch(newID(), "ci", "", "f"))
 	crash := filepath.Join(t.TempDir(), "crash")
 	copyDir(t, dir, crash) // not closed: no checkpoint behind the events

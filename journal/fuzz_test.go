@@ -3,9 +3,13 @@ package journal
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"waybill/dispatch"
+	"waybill/internal/contract"
 )
 
 func FuzzDecodeFrame(f *testing.F) {
@@ -100,21 +104,7 @@ func FuzzWitness(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	make1 := func(groups ...int) []byte {
-		m := newMacer(seal.witness)
-		info := segmentInfo{number: 1, store: seal.id, slots: 12}
-		b := append(info.encode(m), make([]byte, 12*recordBytes)...)
-		slot := 0
-		for g, n := range groups {
-			for i := range n {
-				r := witnessRecord{kind: kindEvent, typ: dispatch.DispatchStarted, index: uint16(i), count: uint16(n), group: uint64(g + 1), seq: uint64(slot + 1), headSeq: uint64(slot + 1)}
-				off := segmentHeader + slot*recordBytes
-				r.encode(b[off:], m, 1, int64(off))
-				slot++
-			}
-		}
-		return b
-	}
+	make1 := func(groups ...int) []byte { return makeSegment(f, seal, 24, groups...) }
 	f.Add(make1(1, 2, 3), uint16(0), byte(0))
 	f.Add(make1(4, 4), uint16(700), byte(1))
 	f.Add(make1(), uint16(1), byte(2))
@@ -128,12 +118,12 @@ func FuzzWitness(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for i := 1; i < len(s.records); i++ {
-			if s.records[i].group < s.records[i-1].group {
+		for i := 1; i < len(s.groups); i++ {
+			if s.groups[i].number <= s.groups[i-1].number {
 				t.Fatal("groups go back")
 			}
 		}
-		w, err := scanWitness([]rawSegment{{1, b}}, seal)
+		w, err := scanWitness([]rawSegment{{number: 1, b: b}}, seal)
 		if err != nil {
 			t.Fatalf("segment is good, witness is not: %v", err)
 		}
@@ -144,50 +134,130 @@ func FuzzWitness(f *testing.F) {
 	})
 }
 
-// Every pattern of sectors that a crash can leave of the last group is accepted, and
-// a lost slot before it is not.
+// makeSegment returns a segment with one group for each number, which names that many
+// events and has three units of entries.
+func makeSegment(t testing.TB, seal *sealer, units uint32, groups ...int) []byte {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "w")
+	info := segmentInfo{number: 1, store: seal.id, slots: units}
+	w := &witness{m: newMacer(seal.witness), slots: units, info: info, spareDone: true}
+	if err := newSegmentFile(path, units, false); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if w.file, err = os.OpenFile(path, os.O_RDWR, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.file.WriteAt(info.encode(w.m), 0); err != nil {
+		t.Fatal(err)
+	}
+	for i, n := range groups {
+		g := &loggedGroup{number: uint64(i + 1), head: head{seq: uint64(i + 1), group: uint64(i + 1)}}
+		for range n {
+			g.records = append(g.records, witnessRecord{kind: kindEvent, typ: dispatch.DispatchStarted, attempt: 1, seq: uint64(i + 1), action: newID()})
+		}
+		if err := w.write(g, []entry{{key: keyEvent(uint64(i + 1)), value: bytes.Repeat([]byte{byte(i + 1)}, 1200)}, {key: keyHead, remove: true}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
+	return readAll(t, path)
+}
+
+// Every pattern of sectors that a crash can leave of the last group is accepted – its
+// names as long as one of its blocks is there, its entries when they are whole – and a
+// loss before it is not, unless the other block of that group makes up for it.
 func TestTornWitness(t *testing.T) {
+	contract.Covers(t, "T5")
 	seal, err := newSealer(make([]byte, KeyBytes), storeID{1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	m := newMacer(seal.witness)
-	info := segmentInfo{number: 1, store: seal.id, slots: 16}
-	base := append(info.encode(m), make([]byte, 16*recordBytes)...)
-	slot := 0
-	for g, n := range []int{1, 3, 6} {
-		for i := range n {
-			r := witnessRecord{kind: kindEvent, typ: dispatch.DispatchStarted, index: uint16(i), count: uint16(n), group: uint64(g + 1), headSeq: uint64(g + 1)}
-			off := segmentHeader + slot*recordBytes
-			r.encode(base[off:], m, 1, int64(off))
-			slot++
-		}
+	// Units of the last group: a block of two, three of entries, a block of two.
+	base := makeSegment(t, seal, 40, 1, 3, 12)
+	whole, err := scanSegment(base, m, 1)
+	if err != nil || len(whole.groups) != 3 {
+		t.Fatalf("%d groups, %v", len(whole.groups), err)
 	}
-	for pattern := range 1 << 6 {
+	last := whole.groups[2]
+	if last.units != 7 || !last.intact || len(last.records) != 12 {
+		t.Fatalf("%+v", last)
+	}
+	for pattern := range 1 << last.units {
 		b := bytes.Clone(base)
-		for i := range 6 {
+		for i := range last.units {
 			if pattern&(1<<i) != 0 {
-				off := segmentHeader + (4+i)*recordBytes
-				clear(b[off : off+recordBytes])
+				// What was there before: nothing, or another segment's.
+				off := unitOffset(last.start + i)
+				copy(b[off:off+unitBytes], bytes.Repeat([]byte{byte(pattern)}, unitBytes))
 			}
 		}
 		s, err := scanSegment(b, m, 1)
 		if err != nil {
-			t.Fatalf("pattern %06b: %v", pattern, err)
+			t.Fatalf("pattern %07b: %v", pattern, err)
 		}
-		want := uint64(3)
-		if pattern == 1<<6-1 {
-			want = 2
-		}
-		if got := s.records[len(s.records)-1].group; got != want {
-			t.Errorf("pattern %06b ends with group %d, want %d", pattern, got, want)
+		named := pattern&0b11 == 0 || pattern&0b1100000 == 0
+		got := s.groups[len(s.groups)-1]
+		if (got.number == 3) != named || named && (len(got.records) != 12 || got.intact != (pattern&0b11100 == 0)) {
+			t.Errorf("pattern %07b ends with group %d, intact %v", pattern, got.number, got.intact)
 		}
 	}
-	for slot := range 4 {
+	for u := range last.start + last.units {
 		b := bytes.Clone(base)
-		b[segmentHeader+slot*recordBytes+40] ^= 1
-		if _, err := scanSegment(b, m, 1); err == nil {
-			t.Errorf("slot %d is damaged, and nobody says so", slot)
+		b[unitOffset(u)+40] ^= 1
+		s, err := scanSegment(b, m, 1)
+		if err != nil || len(s.groups) != 3 {
+			t.Errorf("unit %d is damaged: %v; the other block of its group is there", u, err)
+			continue
+		}
+		damaged := 0
+		for i := range s.groups {
+			if !s.groups[i].intact {
+				damaged++
+			}
+		}
+		g := whole.groups[0]
+		for i := range whole.groups {
+			if whole.groups[i].start <= u {
+				g = whole.groups[i]
+			}
+		}
+		block := blockUnits(len(g.named()))
+		inPayload := u >= g.start+block && u < g.start+g.units-block
+		if (damaged == 1) != inPayload {
+			t.Errorf("unit %d: %d groups with damaged entries", u, damaged)
 		}
 	}
+	// Both blocks of a group that is not the last.
+	for i := range 2 {
+		g := whole.groups[i]
+		b := bytes.Clone(base)
+		b[unitOffset(g.start)+40] ^= 1
+		b[unitOffset(g.start+g.units-1)+40] ^= 1
+		if _, err := scanSegment(b, m, 1); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("group %d is gone, and nobody says so: %v", g.number, err)
+		}
+	}
+}
+
+func FuzzDecodeEntries(f *testing.F) {
+	f.Add([]byte{})
+	f.Add((&entry{key: []byte("k"), remove: true}).appendTo((&entry{key: keyHead, value: []byte("v")}).appendTo(nil)))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		entries, err := decodeEntries(b)
+		if err != nil {
+			return
+		}
+		var again []byte
+		for i := range entries {
+			again = entries[i].appendTo(again)
+		}
+		// A removal may carry a value, which nothing writes.
+		if !bytes.Equal(again, b) {
+			t.Fatal("does not encode again")
+		}
+	})
 }

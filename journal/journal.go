@@ -31,7 +31,8 @@ type Journal struct {
 	recovery *Recovery
 	// named are the actions that the witness knows more of than the store does; set
 	// in quarantine and when opened for reading.
-	named map[dispatch.ActionID]lostAttempt
+	named   map[dispatch.ActionID]lostAttempt
+	unnamed uint64 // position.unnamed
 
 	queue  chan *request
 	budget *budget // bytes of sealed chunks that wait in the queue

@@ -65,7 +65,7 @@ const (
 	defaultCommitDeadline = 30 * time.Second
 	defaultSweepInterval  = time.Minute
 	// checkpointEvery bounds the events that a start has to walk.
-	checkpointEvery = 16384
+	checkpointEvery = 4096
 )
 
 func (o *Options) withDefaults() {
@@ -115,11 +115,11 @@ type Group struct {
 	Requests int           // appends that shared it
 	Events   int           // events in it
 	Bytes    int64         // written to the store
-	Syncs    int           // sync system calls for it: two of the store, one of the witness
+	Syncs    int           // sync system calls since the group before, this one's included: one, and a few where a segment began
 	Wait     time.Duration // from the oldest request's arrival to the group's start
-	Store    time.Duration // the store's commit, its sync included
+	Store    time.Duration // the store's commit, which is not synced
 	Witness  time.Duration // the witness's write, its sync included
-	Total    time.Duration // both, side by side, and the projection before them
+	Total    time.Duration // both, one after the other, and the projection before them
 }
 
 // RefusalReasons returns the values of Metrics.AppendRefused's label.

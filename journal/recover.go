@@ -37,6 +37,7 @@ type Recovery struct {
 	Unknown      int                 // open actions that were dispatched, closed as unknown (M2, M4)
 	NotAttempted int                 // open actions that were not, closed as not_attempted
 	Lost         []dispatch.ActionID // actions that only the witness knew; unknown
+	Redone       int                 // groups that were made again from the witness
 	RemovedFiles int                 // empty files of the store
 	Took         time.Duration
 }
@@ -45,7 +46,7 @@ type Recovery struct {
 // open (CONTRACT M4), and returns when a BOOT event is durable. It refuses a folder
 // that another process holds (ErrLocked), an unsuitable file system (ErrFilesystem),
 // too little space (ErrNoSpace), a missing or wrong key (ErrKey), a newer format
-// (ErrFormat), and a damaged store or witness (*CorruptError). It deletes nothing
+// (ErrFormat) or an older one (ErrOldFormat), and a damaged store or witness (*CorruptError). It deletes nothing
 // but files that never held data. A journal that is behind its witness opens in
 // quarantine: see Recovery.
 func Open(opt Options) (*Journal, *Recovery, error) {
@@ -134,7 +135,7 @@ func (j *Journal) open() error {
 	}
 
 	// 3. and 4. The store; log lines that report lost data count as errors.
-	if j.db, err = openStore(j.folder.path(nameStore), j.store, j.hooks.NoSync); err != nil {
+	if j.db, err = openStore(j.folder.path(nameStore), j.store); err != nil {
 		return err
 	}
 	onFatal := func() { j.stop(errors.New("journal: the store reports lost data")) }
@@ -143,7 +144,10 @@ func (j *Journal) open() error {
 		return &CorruptError{What: "the store reports lost or unreadable data"}
 	}
 
-	// 5. and 6. Head, witness, chain.
+	// 5. and 6. What the store lost, head, witness, chain.
+	if err := j.redo(w); err != nil {
+		return err
+	}
 	at, err := j.compare(w)
 	if err != nil {
 		return err
@@ -152,7 +156,9 @@ func (j *Journal) open() error {
 	if err != nil {
 		return err
 	}
-	j.c.head, j.c.storeGroup, j.c.checkpoint = at.head, at.storeGroup, at.checkpoint
+	at.unnamed = w.unnamed(&at)
+	j.unnamed = at.unnamed
+	j.c.head, j.c.checkpoint = at.head, at.checkpoint
 	j.stats.seq.Store(at.head.seq)
 	if !j.recovery.Quarantined && !at.fresh {
 		if err := j.checkIDs(); err != nil {
@@ -169,18 +175,26 @@ func (j *Journal) open() error {
 		return j.loadRetention(j.opt.Now())
 	}
 
-	// A segment of its own for every start.
+	// A segment of its own for every start, and the store by itself up to there: groups
+	// are made again within one process's segments only.
 	if !j.hooks.NoWitness {
+		if err := j.settle(at.storeGroup); err != nil {
+			return fmt.Errorf("journal: %w", err)
+		}
 		if err := j.beginWitness(w, at); err != nil {
 			return fmt.Errorf("journal: witness: %w", err)
 		}
 	}
 	j.boot = bootID(ulid.Make())
 	j.bootID = ulid.ULID(j.boot).String()
-	j.c.store, j.c.stored = make(chan *badger.Txn), make(chan result, 1)
-	j.c.records, j.c.recorded = make(chan []witnessRecord), make(chan result, 1)
+	j.c.work, j.c.done = make(chan *job), make(chan result, 1)
 	if err := j.loadOpen(); err != nil {
 		return err
+	}
+	for id, p := range j.c.open {
+		if p.rec.FirstSeq <= at.unnamed && !p.rec.Dispatched() {
+			at.lost = append(at.lost, lostAttempt{id, len(p.rec.Attempts) + 1, false})
+		}
 	}
 	open := make([]*projection, 0, len(j.c.open))
 	for _, p := range j.c.open {
@@ -209,7 +223,7 @@ func (j *Journal) open() error {
 		if j.c.witness == nil {
 			return nil
 		}
-		return j.c.witness.retire(j.c.checkpoint)
+		return j.c.witness.retire(j.c.settled.Load(), j.c.checkpoint)
 	}); err != nil {
 		return fmt.Errorf("journal: witness: %w", err)
 	}
@@ -219,11 +233,11 @@ func (j *Journal) open() error {
 
 // openStore opens Badger and keeps its error texts inside: they quote paths, keys
 // and values.
-func openStore(dir string, log *storeLogger, noSync bool) (*badger.DB, error) {
+func openStore(dir string, log *storeLogger) (*badger.DB, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	db, err := badger.Open(storeOptions(dir, log, noSync))
+	db, err := badger.Open(storeOptions(dir, log))
 	if err != nil {
 		if log.fatal.Load() {
 			return nil, &CorruptError{What: "the store reports lost or unreadable data"}
@@ -293,9 +307,9 @@ func (j *Journal) unlock() (w *witnessState, err error) {
 	}
 	w = &witnessState{}
 	if !j.hooks.NoWitness {
-		raw, err := loadSegments(wdir)
+		raw, err := listed(wdir)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("journal: witness: %w", err)
 		}
 		if w, err = scanWitness(raw, j.seal); err != nil {
 			if errors.Is(err, ErrCorrupt) {
@@ -319,6 +333,9 @@ type position struct {
 	lost []lostAttempt
 	// named are the actions of which the witness knows more than the store.
 	named map[dispatch.ActionID]lostAttempt
+	// unnamed: the witness does not reach back to where a loss begins. What was open in
+	// the store up to this event may have been dispatched, named or not.
+	unnamed uint64
 }
 
 type lostAttempt struct {
@@ -387,8 +404,8 @@ func (j *Journal) compare(w *witnessState) (position, error) {
 			seen = stored
 		case equal:
 			at.head.group = max(stored.group, seen.group)
-		case stored.group < seen.group && stored.group >= settled:
-			// The last group was never acknowledged: its actions are unknown.
+		case stored.group+1 == seen.group && stored.group >= settled:
+			// The last group was torn and never acknowledged: its actions are unknown.
 			at.lostFirst, at.lostGroup = stored.group+1, seen.group
 			at.lost = append(at.lost, w.namedAfter(stored.group, seen.group)...)
 			at.head.group = seen.group
@@ -442,6 +459,21 @@ func (w *witnessState) lostAttempts() (out []lostAttempt) {
 		}
 	}
 	return out
+}
+
+// unnamed returns up to which event of the store actions may have been dispatched in a
+// group that was lost and whose names the witness does not hold any more.
+func (w *witnessState) unnamed(at *position) (seq uint64) {
+	for i := range w.segments {
+		s := &w.segments[i]
+		if s.lost > 0 && w.segments[0].base.group >= s.lostFirst {
+			seq = max(seq, s.base.seq)
+		}
+	}
+	if at.lostGroup > 0 && len(w.segments) > 0 && w.segments[0].base.group >= at.lostFirst {
+		seq = max(seq, at.head.seq)
+	}
+	return seq
 }
 
 // appendLost adds the attempt that a record of the groups first..last names.
@@ -573,19 +605,19 @@ func (j *Journal) encodeIdentity() []byte {
 func (j *Journal) beginWitness(w *witnessState, at position) error {
 	wit := &witness{
 		dir: j.folder.path(nameWitness), sync: !j.hooks.NoSync, store: j.seal.id, m: newMacer(j.seal.witness),
-		slots: defaultSlots,
+		slots: defaultSlots, syncs: &j.stats.syncs,
 	}
 	if n := j.hooks.SegmentSlots; n > 0 {
 		wit.slots = uint32(n)
 	}
-	info := segmentInfo{number: 1, store: j.seal.id, slots: wit.slots, base: at.head, lostFirst: at.lostFirst, lost: at.lostGroup}
+	info := segmentInfo{number: 1, store: j.seal.id, slots: wit.slots, base: at.head, lostFirst: at.lostFirst, lost: at.lostGroup, settled: at.storeGroup}
 	for i := range w.segments {
 		s := &w.segments[i]
-		maxSeq := s.base.seq
-		if n := len(s.records); n > 0 {
-			maxSeq = s.records[n-1].headSeq
+		last := s.base
+		if n := len(s.groups); n > 0 {
+			last = s.groups[n-1].head
 		}
-		wit.kept = append(wit.kept, keptSegment{s.number, maxSeq})
+		wit.kept = append(wit.kept, keptSegment{s.number, last, s.slots})
 		info.number, info.prevUsed = s.number+1, s.used
 	}
 	if len(w.segments) == 0 {
@@ -788,6 +820,12 @@ func (j *Journal) project(rec dispatch.Record) dispatch.Record {
 	seq := j.stats.seq.Load() + 1
 	if l, ok := j.named[rec.ID]; ok && (!l.refused || rec.Events == 0) {
 		ev := dispatch.LostAction(l.attempt, now)
+		if next, err := dispatch.Apply(rec, &ev, seq); err == nil {
+			rec = next
+		}
+	}
+	if !rec.Ended && rec.Events > 0 && rec.FirstSeq <= j.unnamed && !rec.Dispatched() {
+		ev := dispatch.LostAction(len(rec.Attempts)+1, now)
 		if next, err := dispatch.Apply(rec, &ev, seq); err == nil {
 			rec = next
 		}

@@ -18,7 +18,7 @@ import (
 const (
 	// schemaVersion is bound into every sealed value (as additional data) and stored
 	// in Boot.Version. A change of what a plaintext means raises it.
-	schemaVersion = 1
+	schemaVersion = 2
 	// valueVersion is the first byte of every stored value.
 	valueVersion = 1
 	// KeyBytes is the size of the data key.

@@ -14,6 +14,7 @@ type counters struct {
 	seq         atomic.Uint64
 	refused     atomic.Uint64
 	relaxedLost atomic.Uint64
+	syncs       atomic.Uint64 // of witness and store; flushes and compactions are Badger's own
 
 	mu       sync.Mutex
 	head     head
@@ -22,7 +23,6 @@ type counters struct {
 	appends  uint64
 	events   uint64
 	bytes    int64
-	syncs    uint64
 	maxGroup int
 	total    time.Duration
 	slowest  time.Duration
@@ -40,7 +40,6 @@ func (c *counters) committed(g *Group, h head, open, requests int) {
 	c.appends += uint64(requests)
 	c.events += uint64(g.Events)
 	c.bytes += g.Bytes
-	c.syncs += uint64(g.Syncs)
 	c.maxGroup = max(c.maxGroup, g.Requests)
 	c.total += g.Total
 	c.slowest = max(c.slowest, g.Total)
@@ -64,7 +63,7 @@ type Stats struct {
 	Appends      uint64        `json:"appends"`
 	Events       uint64        `json:"events"`
 	Bytes        int64         `json:"bytes"` // handed to the store
-	Syncs        uint64        `json:"syncs"` // system calls for groups, see Group; flushes and compactions are not in it
+	Syncs        uint64        `json:"syncs"` // system calls: one for a group, a few for a segment; flushes and compactions are not in it
 	LargestGroup int           `json:"largest_group"`
 	CommitTime   time.Duration `json:"commit_time_ns"` // sum over groups
 	Slowest      time.Duration `json:"slowest_commit_ns"`
@@ -84,7 +83,7 @@ func (j *Journal) Stats() Stats {
 	c.mu.Lock()
 	s := Stats{
 		Quarantined: j.recovery.Quarantined, Stopped: j.Cause() != nil, Seq: c.seq.Load(), OpenActions: c.open, Boot: j.bootID,
-		Groups: c.groups, Appends: c.appends, Events: c.events, Bytes: c.bytes, Syncs: c.syncs, LargestGroup: c.maxGroup,
+		Groups: c.groups, Appends: c.appends, Events: c.events, Bytes: c.bytes, Syncs: c.syncs.Load(), LargestGroup: c.maxGroup,
 		CommitTime: c.total, Slowest: c.slowest, Refused: c.refused.Load(), RelaxedLost: c.relaxedLost.Load(), Dropped: c.dropped,
 		Expired: c.expired, Base: c.base, Retention: j.opt.Retention, MaxBytes: j.opt.MaxBytes,
 	}

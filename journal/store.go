@@ -26,9 +26,9 @@ const (
 
 // storeOptions are Badger's, each for the reason given in the reference
 // (journal-durability.md, section 1). TestStoreOptions pins them.
-func storeOptions(dir string, log badger.Logger, noSync bool) badger.Options {
+func storeOptions(dir string, log badger.Logger) badger.Options {
 	opt := badger.DefaultOptions(dir).
-		WithSyncWrites(!noSync).
+		WithSyncWrites(false). // the witness is: settle.go
 		WithMemTableSize(memTableBytes).
 		WithNumMemtables(numMemtables).
 		WithValueThreshold(1 << 20).

@@ -8,45 +8,51 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"hash/crc32"
+	"io"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"waybill/dispatch"
 )
 
-// The witness is a series of preallocated segment files of fixed records, written
-// with pwrite and fdatasync beside the store. It answers two questions at start-up:
-// how far had the journal come, and which actions does a store that is behind not
-// know of. FORMAT.md has the layout.
+// The witness is the log that groups are made durable in: a series of preallocated
+// segment files, written with pwrite and fdatasync before the store, which is not
+// synced itself. It answers three questions at start-up: what did the store lose of
+// what was acknowledged, how far had the journal come, and which actions does a store
+// that is behind not know of. FORMAT.md has the layout.
 const (
-	witnessMagic  = "WBWITN\x00\x01"
+	witnessMagic  = "WBWITN\x00\x02"
 	segmentHeader = 4096 // the header has a block of its own: appending never rewrites it
-	recordBytes   = 128
+	unitBytes     = 512  // blocks begin at multiples of a sector
 	macBytes      = sha256.Size
-	defaultSlots  = 8192 // 1 MiB and the header
+	defaultSlots  = 8192 // units: 4 MiB and the header
 
-	recordMagic = 0x5752
-	kindEvent   = 1 // an event that crosses or ends: see witnessed
-	kindHead    = 2 // a group without one: only the head
+	blockMagic  = "WBGR"
+	blockHead   = 1 // before a group's entries
+	blockTail   = 2 // the same again behind them: one damaged sector loses no group
+	blockFixed  = 128
+	recordBytes = 32
+
+	kindEvent = 1 // an event that crosses or ends: see witnessed
+	kindHead  = 2 // a group without one: only the head
 )
 
-// witnessRecord is one fixed record.
+// witnessRecord is what the witness names of one event, or of a group without one.
 type witnessRecord struct {
 	kind    uint8
 	typ     dispatch.EventType
-	index   uint16 // within the group's records
-	count   uint16 // of the group's records
 	attempt uint32
 	group   uint64
-	// settled is the last group that was durable in the store when this was written.
-	// A store that is behind it has lost acknowledged data.
+	// settled is the last group that was durable in the store itself when this was
+	// written. A store that is behind it has lost more than a crash can explain.
 	settled uint64
 	seq     uint64 // of the event
 	action  dispatch.ActionID
@@ -94,50 +100,128 @@ func (m *macer) valid(segment uint64, offset int64, b []byte) bool {
 	return hmac.Equal(m.mac(segment, offset, b[:len(b)-macBytes]), b[len(b)-macBytes:])
 }
 
-// encode writes the record into b, which is recordBytes long.
-func (r *witnessRecord) encode(b []byte, m *macer, segment uint64, offset int64) {
-	clear(b[:recordBytes])
-	binary.BigEndian.PutUint16(b[0:], recordMagic)
-	b[2] = 1 // version
-	b[3] = r.kind
-	b[4] = uint8(r.typ)
-	binary.BigEndian.PutUint16(b[6:], r.index)
-	binary.BigEndian.PutUint16(b[8:], r.count)
-	binary.BigEndian.PutUint32(b[12:], r.attempt)
-	binary.BigEndian.PutUint64(b[16:], r.group)
-	binary.BigEndian.PutUint64(b[24:], r.settled)
-	binary.BigEndian.PutUint64(b[32:], r.seq)
-	copy(b[40:], r.action[:])
-	binary.BigEndian.PutUint64(b[56:], r.headSeq)
-	copy(b[64:], r.headHash[:])
-	copy(b[96:], m.mac(segment, offset, b[:96]))
+// loggedGroup is one group as it stands in a segment: its block, and where its
+// entries are.
+type loggedGroup struct {
+	number, settled uint64
+	head            head
+	start, units    uint32 // in its segment
+	payload         uint32 // bytes of the entries; 0: none are in the log
+	check           uint64 // of the payload
+	records         []witnessRecord
+	// intact: the payload was read and is what was written.
+	intact bool
 }
 
-// decodeWitness reads a record; ok is false for anything that is not one of this
-// journal at this place.
-func decodeWitness(b []byte, m *macer, segment uint64, offset int64) (r witnessRecord, ok bool) {
-	if len(b) != recordBytes || binary.BigEndian.Uint16(b) != recordMagic || b[2] != 1 || !m.valid(segment, offset, b) {
-		return r, false
+// blockUnits is the length of a block that names n events.
+func blockUnits(n int) uint32 {
+	return uint32((blockFixed + n*recordBytes + macBytes + unitBytes - 1) / unitBytes)
+}
+
+// payloadUnits is the length of n bytes of entries.
+func payloadUnits(n int) uint32 { return uint32((n + unitBytes - 1) / unitBytes) }
+
+// groupUnits is what a group takes.
+func groupUnits(records, payload int) uint32 { return 2*blockUnits(records) + payloadUnits(payload) }
+
+// unitOffset is where a unit stands in its file.
+func unitOffset(unit uint32) int64 { return segmentHeader + int64(unit)*unitBytes }
+
+// payloadOffset is where a group's entries stand in its file.
+func (g *loggedGroup) payloadOffset() int64 { return unitOffset(g.start + blockUnits(len(g.named()))) }
+
+// named are the records that stand for events: the block holds these.
+func (g *loggedGroup) named() []witnessRecord {
+	if len(g.records) == 1 && g.records[0].kind == kindHead {
+		return nil
 	}
-	r.kind, r.typ = b[3], dispatch.EventType(b[4])
-	r.index, r.count = binary.BigEndian.Uint16(b[6:]), binary.BigEndian.Uint16(b[8:])
-	r.attempt = binary.BigEndian.Uint32(b[12:])
-	r.group, r.settled, r.seq = binary.BigEndian.Uint64(b[16:]), binary.BigEndian.Uint64(b[24:]), binary.BigEndian.Uint64(b[32:])
-	copy(r.action[:], b[40:])
-	r.headSeq = binary.BigEndian.Uint64(b[56:])
-	copy(r.headHash[:], b[64:])
-	if r.kind != kindEvent && r.kind != kindHead || r.count == 0 || r.index >= r.count {
-		return r, false
+	return g.records
+}
+
+// checksum finds torn and damaged payloads. It is no protection against somebody who
+// writes to the folder: what is sealed is so in the payload too.
+func checksum(b []byte) uint64 {
+	return uint64(crc32.Checksum(b, castagnoli))<<32 | uint64(crc32.ChecksumIEEE(b))
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// encode writes a block of the group into b, which is as long as the block.
+func (g *loggedGroup) encode(b []byte, kind uint8, m *macer, segment uint64, unit uint32) {
+	clear(b)
+	named := g.named()
+	copy(b, blockMagic)
+	b[4], b[5] = 1, kind
+	binary.BigEndian.PutUint32(b[8:], g.start)
+	binary.BigEndian.PutUint32(b[12:], g.units)
+	binary.BigEndian.PutUint64(b[16:], segment)
+	binary.BigEndian.PutUint64(b[24:], g.number)
+	binary.BigEndian.PutUint64(b[32:], g.settled)
+	binary.BigEndian.PutUint64(b[40:], g.head.seq)
+	copy(b[48:], g.head.hash[:])
+	binary.BigEndian.PutUint32(b[80:], g.payload)
+	binary.BigEndian.PutUint32(b[84:], uint32(len(named)))
+	binary.BigEndian.PutUint64(b[88:], g.check)
+	for i := range named {
+		r := b[blockFixed+i*recordBytes:]
+		binary.BigEndian.PutUint64(r, named[i].seq)
+		copy(r[8:], named[i].action[:])
+		binary.BigEndian.PutUint32(r[24:], named[i].attempt)
+		r[28] = uint8(named[i].typ)
 	}
-	return r, true
+	copy(b[len(b)-macBytes:], m.mac(segment, unitOffset(unit), b[:len(b)-macBytes]))
+}
+
+// decodeBlock reads the block that stands at unit of a segment's units; ok is false for
+// anything that is not one of this segment at this place.
+func decodeBlock(units []byte, unit uint32, m *macer, segment uint64) (g loggedGroup, kind uint8, ok bool) {
+	b := units[int(unit)*unitBytes:]
+	if string(b[:4]) != blockMagic || b[4] != 1 || binary.BigEndian.Uint64(b[16:]) != segment {
+		return g, 0, false
+	}
+	kind = b[5]
+	n := int(binary.BigEndian.Uint32(b[84:]))
+	if n > maxGroupRecords || int(blockUnits(n))*unitBytes > len(b) {
+		return g, 0, false
+	}
+	b = b[:int(blockUnits(n))*unitBytes]
+	if !m.valid(segment, unitOffset(unit), b) {
+		return g, 0, false
+	}
+	g.start, g.units = binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint32(b[12:])
+	g.number, g.settled = binary.BigEndian.Uint64(b[24:]), binary.BigEndian.Uint64(b[32:])
+	g.head = head{seq: binary.BigEndian.Uint64(b[40:]), group: g.number}
+	copy(g.head.hash[:], b[48:])
+	g.payload, g.check = binary.BigEndian.Uint32(b[80:]), binary.BigEndian.Uint64(b[88:])
+	for i := range n {
+		r := b[blockFixed+i*recordBytes:]
+		w := witnessRecord{kind: kindEvent, typ: dispatch.EventType(r[28]), attempt: binary.BigEndian.Uint32(r[24:]), seq: binary.BigEndian.Uint64(r)}
+		copy(w.action[:], r[8:])
+		g.records = append(g.records, w)
+	}
+	if n == 0 {
+		g.records = []witnessRecord{{kind: kindHead, seq: g.head.seq}}
+	}
+	for i := range g.records {
+		r := &g.records[i]
+		r.group, r.settled, r.headSeq, r.headHash = g.number, g.settled, g.head.seq, g.head.hash
+	}
+	at := g.start
+	if kind == blockTail {
+		at = g.start + g.units - blockUnits(n)
+	}
+	// The MAC says that this program wrote it; the sums keep a reader within bounds.
+	ok = (kind == blockHead || kind == blockTail) && at == unit && g.units == groupUnits(n, int(g.payload)) &&
+		int64(g.start)+int64(g.units) <= int64(len(units)/unitBytes)
+	return g, kind, ok
 }
 
 // segmentInfo is a segment's header: what was true when it was begun.
 type segmentInfo struct {
 	number uint64
 	store  storeID
-	slots  uint32
-	// prevUsed is the number of slots of the segment before that were found, or
+	slots  uint32 // units
+	// prevUsed is the number of units of the segment before that were found, or
 	// left, in use.
 	prevUsed uint32
 	// base is the store's position at that moment, base.group the last group that
@@ -146,6 +230,8 @@ type segmentInfo struct {
 	// lostFirst to lost, if not 0, are the groups of segments before that the store
 	// turned out not to have: their records name actions that may be missing.
 	lostFirst, lost uint64
+	// settled is the last group that was durable in the store when the segment was begun.
+	settled uint64
 }
 
 func (s *segmentInfo) encode(m *macer) []byte {
@@ -160,6 +246,7 @@ func (s *segmentInfo) encode(m *macer) []byte {
 	copy(b[56:], s.base.hash[:])
 	binary.BigEndian.PutUint64(b[88:], s.lost)
 	binary.BigEndian.PutUint64(b[96:], s.lostFirst)
+	binary.BigEndian.PutUint64(b[104:], s.settled)
 	copy(b[segmentHeader-macBytes:], m.mac(s.number, 0, b[:segmentHeader-macBytes]))
 	return b
 }
@@ -182,8 +269,8 @@ func decodeSegmentInfo(b []byte, m *macer, number uint64) (s segmentInfo, ok boo
 	s.slots, s.prevUsed = binary.BigEndian.Uint32(b[32:]), binary.BigEndian.Uint32(b[36:])
 	s.base.seq, s.base.group = binary.BigEndian.Uint64(b[40:]), binary.BigEndian.Uint64(b[48:])
 	copy(s.base.hash[:], b[56:])
-	s.lost, s.lostFirst = binary.BigEndian.Uint64(b[88:]), binary.BigEndian.Uint64(b[96:])
-	if s.number != number || s.slots == 0 || s.slots > 1<<20 {
+	s.lost, s.lostFirst, s.settled = binary.BigEndian.Uint64(b[88:]), binary.BigEndian.Uint64(b[96:]), binary.BigEndian.Uint64(b[104:])
+	if s.number != number || s.slots == 0 || s.slots > 1<<16 {
 		return s, false
 	}
 	return s, true
@@ -192,11 +279,9 @@ func decodeSegmentInfo(b []byte, m *macer, number uint64) (s segmentInfo, ok boo
 // segment is one scanned segment.
 type segment struct {
 	segmentInfo
-	used    uint32 // slots up to the last valid record
-	records []witnessRecord
-	// torn reports invalid bytes after the last valid record: a write that a crash
-	// cut short.
-	torn bool
+	used    uint32 // units up to the end of the last group
+	groups  []loggedGroup
+	records []witnessRecord // of all groups
 }
 
 // witnessState is what the segments say.
@@ -233,20 +318,27 @@ func (w *witnessState) at(group uint64) (h head, ok bool) {
 	return head{}, false
 }
 
-// last returns the position that the witness had reached: the last group's, or that
-// of the last segment's header.
+// last returns the position that the witness had reached – the last group's, or that
+// of the last segment's header – and the last group that is durable in the store.
 func (w *witnessState) last() (h head, settled uint64) {
-	for i := len(w.segments) - 1; i >= 0; i-- {
-		s := &w.segments[i]
-		if n := len(s.records); n > 0 {
-			r := &s.records[n-1]
-			return head{seq: r.headSeq, hash: r.headHash, group: r.group}, r.settled
-		}
-		if s.base.group > 0 || i == 0 {
-			return s.base, s.base.group
+	if n := len(w.segments); n > 0 {
+		// The latest word: an operator may have gone back behind an earlier one.
+		s := &w.segments[n-1]
+		settled = s.settled
+		if k := len(s.groups); k > 0 {
+			settled = s.groups[k-1].settled
 		}
 	}
-	return head{}, 0
+	for i := len(w.segments) - 1; i >= 0; i-- {
+		s := &w.segments[i]
+		if n := len(s.groups); n > 0 {
+			return s.groups[n-1].head, settled
+		}
+		if s.base.group > 0 || i == 0 {
+			return s.base, settled
+		}
+	}
+	return head{}, settled
 }
 
 const segmentPrefix, segmentSuffix = "w-", ".wit"
@@ -312,31 +404,70 @@ func witnessStore(dir string) (id storeID, found bool, err error) {
 		if bytes.HasPrefix(b, []byte(witnessMagic[:6])) && b[7] > witnessMagic[7] {
 			return id, false, ErrFormat
 		}
+		if bytes.HasPrefix(b, []byte(witnessMagic[:6])) && b[7] < witnessMagic[7] {
+			return id, false, ErrOldFormat
+		}
 	}
 	return id, false, nil
 }
 
-// rawSegment is a segment as it was read.
+// rawSegment is a segment's file; b is its content, read when it is nil.
 type rawSegment struct {
 	number uint64
 	b      []byte
+	path   string
 }
 
-// loadSegments reads all segments of dir.
-func loadSegments(dir string) ([]rawSegment, error) {
+// listed returns the segments of dir without reading them.
+func listed(dir string) ([]rawSegment, error) {
 	numbers, err := listSegments(dir)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]rawSegment, 0, len(numbers))
 	for _, n := range numbers {
-		b, err := os.ReadFile(filepath.Join(dir, segmentName(n)))
-		if err != nil {
-			return nil, fmt.Errorf("journal: witness: %w", err)
-		}
-		out = append(out, rawSegment{n, b})
+		out = append(out, rawSegment{number: n, path: filepath.Join(dir, segmentName(n))})
 	}
 	return out, nil
+}
+
+// loadSegments reads all segments of dir.
+func loadSegments(dir string) ([]rawSegment, error) {
+	out, err := listed(dir)
+	for i := range out {
+		if err == nil {
+			out[i].b, err = os.ReadFile(out[i].path)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("journal: witness: %w", err)
+	}
+	return out, nil
+}
+
+// read returns the segment's bytes, in buf if they have to be read.
+func (r *rawSegment) read(buf *[]byte) ([]byte, error) {
+	if r.b != nil {
+		return r.b, nil
+	}
+	f, err := os.Open(r.path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if st.Size() > maxSegmentBytes {
+		return nil, &CorruptError{What: "witness segment " + strconv.FormatUint(r.number, 10) + " is damaged"}
+	}
+	if int64(cap(*buf)) < st.Size() {
+		*buf = make([]byte, st.Size())
+	}
+	b := (*buf)[:st.Size()]
+	_, err = io.ReadFull(f, b)
+	return b, err
 }
 
 // scanWitness reads what the segments say. Damage that no crash can have made is a
@@ -344,11 +475,16 @@ func loadSegments(dir string) ([]rawSegment, error) {
 func scanWitness(raw []rawSegment, seal *sealer) (*witnessState, error) {
 	m := newMacer(seal.witness)
 	w := &witnessState{}
+	var buf []byte
 	for i := range raw {
-		n, b := raw[i].number, raw[i].b
+		n := raw[i].number
+		b, err := raw[i].read(&buf)
+		if err != nil {
+			return nil, fmt.Errorf("journal: witness: %w", err)
+		}
 		s, err := scanSegment(b, m, n)
 		if err != nil {
-			if i == len(raw)-1 && !hasRecords(b, m, n) {
+			if i == len(raw)-1 && !hasGroups(b, m, n) {
 				// A crash between making the file and its header: nothing was ever in it.
 				w.unfinished = n
 				continue
@@ -372,9 +508,13 @@ func scanWitness(raw []rawSegment, seal *sealer) (*witnessState, error) {
 	return w, nil
 }
 
-func hasRecords(b []byte, m *macer, number uint64) bool {
-	for off := segmentHeader; off+recordBytes <= len(b); off += recordBytes {
-		if _, ok := decodeWitness(b[off:off+recordBytes], m, number, int64(off)); ok {
+func hasGroups(b []byte, m *macer, number uint64) bool {
+	if len(b) < segmentHeader {
+		return false
+	}
+	units := b[segmentHeader : len(b)-(len(b)-segmentHeader)%unitBytes]
+	for u := range uint32(len(units) / unitBytes) {
+		if _, _, ok := decodeBlock(units, u, m, number); ok {
 			return true
 		}
 	}
@@ -382,58 +522,43 @@ func hasRecords(b []byte, m *macer, number uint64) bool {
 }
 
 // scanSegment reads one segment. A crash can leave the last group incomplete in any
-// pattern of sectors, and nothing else: an invalid record before the last group's
-// first slot is damage.
+// pattern of sectors, and nothing else: a group that cannot be read before one that can
+// be is damage. Behind the last group stands anything: the file was another segment's.
 func scanSegment(b []byte, m *macer, number uint64) (segment, error) {
 	damaged := func(seq uint64) error {
 		return &CorruptError{What: "witness segment " + strconv.FormatUint(number, 10) + " is damaged", Seq: seq}
 	}
 	info, ok := decodeSegmentInfo(b, m, number)
-	if !ok || len(b) != segmentHeader+int(info.slots)*recordBytes {
+	if !ok || len(b) != segmentHeader+int(info.slots)*unitBytes {
 		return segment{}, damaged(0)
 	}
 	s := segment{segmentInfo: info}
-	firstInvalid := uint32(math.MaxUint32) // first slot that is neither valid nor zero, or a gap
-	lastSeq := info.base.seq
-	for slot := range info.slots {
-		off := segmentHeader + int(slot)*recordBytes
-		raw := b[off : off+recordBytes]
-		r, ok := decodeWitness(raw, m, number, int64(off))
+	units := b[segmentHeader:]
+	lastSeq, lastGroup := info.base.seq, info.base.group
+	for u := uint32(0); u < info.slots; {
+		g, kind, ok := decodeBlock(units, u, m, number)
 		if !ok {
-			if firstInvalid == math.MaxUint32 {
-				firstInvalid = slot
-			}
-			if !isZero(raw) {
-				s.torn = true
-			}
+			u++
 			continue
 		}
-		if firstInvalid != math.MaxUint32 && uint32(r.index) < slot-firstInvalid {
-			// The group of this record began after the invalid slot: that one was
-			// durable once.
+		// Either its head, where the group before ends; or, the head being lost, its tail.
+		// Anything else lies behind a group that is gone.
+		if g.start != s.used || kind == blockHead && u != g.start || g.number <= lastGroup || g.settled >= g.number || g.head.seq < lastSeq {
 			return segment{}, damaged(lastSeq + 1)
 		}
-		if n := len(s.records); n > 0 && r.group < s.records[n-1].group || r.group <= info.base.group {
-			return segment{}, damaged(lastSeq + 1)
-		}
-		s.records = append(s.records, r)
-		s.used = slot + 1
-		lastSeq = r.headSeq
+		at := int(g.payloadOffset()) - segmentHeader
+		g.intact = checksum(units[at:at+int(g.payload)]) == g.check
+		s.groups = append(s.groups, g)
+		s.records = append(s.records, g.records...)
+		s.used = g.start + g.units
+		lastSeq, lastGroup = g.head.seq, g.number
+		u = s.used
 	}
 	return s, nil
 }
 
-func isZero(b []byte) bool {
-	for _, c := range b {
-		if c != 0 {
-			return false
-		}
-	}
-	return true
-}
-
-// witness writes the current segment. All methods belong to the committer's
-// goroutines: one call at a time, except prepareSpare's goroutine.
+// witness writes the current segment. All methods belong to the committer: one call at
+// a time, except prepareSpare's goroutine.
 type witness struct {
 	dir   string
 	sync  bool
@@ -445,8 +570,10 @@ type witness struct {
 	info segmentInfo
 	used uint32
 	buf  []byte
+	// syncs counts the system calls that made something durable.
+	syncs *atomic.Uint64
 
-	// kept are the finished segments still on disk, with the highest sequence in each.
+	// kept are the finished segments still on disk, with the last group of each.
 	kept []keptSegment
 
 	spare     chan error // result of the preparation that runs; nil: none runs
@@ -455,19 +582,20 @@ type witness struct {
 
 type keptSegment struct {
 	number uint64
-	maxSeq uint64
+	last   head
+	units  uint32
 }
 
 const spareName = "spare"
 
 // newSegmentFile makes a file of the right length, its blocks allocated and written,
 // so that a later fdatasync has no metadata to write and ENOSPC cannot happen.
-func newSegmentFile(path string, slots uint32, sync bool) error {
+func newSegmentFile(path string, units uint32, sync bool) error {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
-	size := int64(segmentHeader) + int64(slots)*recordBytes
+	size := unitOffset(units)
 	if err = unix.Fallocate(int(f.Fd()), 0, 0, size); errors.Is(err, unix.EOPNOTSUPP) {
 		err = nil // the zeros below allocate as well
 	}
@@ -484,23 +612,35 @@ func newSegmentFile(path string, slots uint32, sync bool) error {
 	return err
 }
 
-// begin starts a new segment with the given header.
+// usable reports whether a file can be the next segment as it is: long enough, and its
+// blocks allocated.
+func usable(path string, units uint32) bool {
+	var st unix.Stat_t
+	return unix.Lstat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size == unitOffset(units) && st.Blocks*512 >= st.Size
+}
+
+// begin starts a new segment with the given header. What stands in its file behind the
+// header is another segment's, or nothing: blocks name their segment.
 func (w *witness) begin(info segmentInfo) error {
 	spare := filepath.Join(w.dir, spareName)
 	if w.spare != nil {
 		if err := <-w.spare; err != nil {
 			return err
 		}
-		w.spare, w.spareDone = nil, true
+		w.spare = nil
 	}
-	if !w.spareDone {
+	w.spareDone = false
+	if !usable(spare, info.slots) {
 		if err := newSegmentFile(spare, info.slots, w.sync); err != nil {
 			return err
 		}
 	}
-	w.spareDone = false
 	path := filepath.Join(w.dir, segmentName(info.number))
 	if err := os.Rename(spare, path); err != nil {
+		return err
+	}
+	// Before the header: under its former name the file would be damaged with it.
+	if err := w.syncDir(); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0o600)
@@ -511,15 +651,9 @@ func (w *witness) begin(info segmentInfo) error {
 		_ = f.Close()
 		return err
 	}
-	if w.sync {
-		if err := unix.Fdatasync(int(f.Fd())); err != nil {
-			_ = f.Close()
-			return err
-		}
-		if err := syncDir(w.dir); err != nil {
-			_ = f.Close()
-			return err
-		}
+	if err := w.flush(f); err != nil {
+		_ = f.Close()
+		return err
 	}
 	if w.file != nil {
 		if err := w.file.Close(); err != nil {
@@ -531,64 +665,141 @@ func (w *witness) begin(info segmentInfo) error {
 	return nil
 }
 
+func (w *witness) syncDir() error {
+	if !w.sync {
+		return nil
+	}
+	w.syncs.Add(1)
+	return syncDir(w.dir)
+}
+
+func (w *witness) flush(f *os.File) error {
+	if !w.sync {
+		return nil
+	}
+	w.syncs.Add(1)
+	return unix.Fdatasync(int(f.Fd()))
+}
+
 // prepareSpare makes the next segment's file in the background.
 func (w *witness) prepareSpare() {
 	if w.spare != nil || w.spareDone {
 		return
 	}
+	path, units, sync := filepath.Join(w.dir, spareName), w.slots, w.sync
+	if usable(path, units) {
+		w.spareDone = true
+		return
+	}
 	ch := make(chan error, 1)
 	w.spare = ch
-	path, slots, sync := filepath.Join(w.dir, spareName), w.slots, w.sync
-	go func() { ch <- newSegmentFile(path, slots, sync) }()
+	go func() { ch <- newSegmentFile(path, units, sync) }()
 }
 
-// room reports whether n records fit in the current segment.
-func (w *witness) room(n int) bool { return int(w.used)+n <= int(w.info.slots) }
+// room reports whether n units fit in the current segment.
+func (w *witness) room(n uint32) bool { return w.used+n <= w.info.slots }
 
-// write appends a group's records to the current segment, which has room for them,
-// and returns when they are durable.
-func (w *witness) write(records []witnessRecord) error {
-	if cap(w.buf) < len(records)*recordBytes {
-		w.buf = make([]byte, max(len(records), 64)*recordBytes)
+// maxKeptBuffer bounds what stays allocated for the next group.
+const maxKeptBuffer = 256 << 10
+
+// write appends a group and its entries to the current segment, which has room for
+// them, and returns when they are durable.
+func (w *witness) write(g *loggedGroup, entries []entry) error {
+	n := 0
+	for i := range entries {
+		n += entries[i].logged()
 	}
-	b := w.buf[:len(records)*recordBytes]
-	start := int64(segmentHeader) + int64(w.used)*recordBytes
-	for i := range records {
-		off := i * recordBytes
-		records[i].encode(b[off:off+recordBytes], w.m, w.info.number, start+int64(off))
+	block := int(blockUnits(len(g.named()))) * unitBytes
+	g.start, g.units, g.payload = w.used, groupUnits(len(g.named()), n), uint32(n)
+	size := int(g.units) * unitBytes
+	if cap(w.buf) < size {
+		w.buf = make([]byte, size+size/2)
 	}
-	if _, err := w.file.WriteAt(b, start); err != nil {
+	b := w.buf[:size]
+	payload := b[block:block]
+	for i := range entries {
+		payload = entries[i].appendTo(payload)
+	}
+	clear(b[block+n : size-block])
+	g.check = checksum(payload)
+	g.encode(b[:block], blockHead, w.m, w.info.number, g.start)
+	g.encode(b[size-block:], blockTail, w.m, w.info.number, g.start+g.units-blockUnits(len(g.named())))
+	if _, err := w.file.WriteAt(b, unitOffset(w.used)); err != nil {
 		return err
 	}
-	if w.sync {
-		if err := unix.Fdatasync(int(w.file.Fd())); err != nil {
-			return err
-		}
+	if err := w.flush(w.file); err != nil {
+		return err
 	}
-	w.used += uint32(len(records))
+	if cap(w.buf) > maxKeptBuffer {
+		w.buf = nil
+	}
+	w.used += g.units
 	if w.used > w.info.slots/2 {
 		w.prepareSpare()
 	}
 	return nil
 }
 
-// rotate begins the next segment at position base and retires old ones: those whose
-// every sequence is before keepFrom.
-func (w *witness) rotate(base head, keepFrom uint64) error {
-	w.kept = append(w.kept, keptSegment{w.info.number, base.seq})
-	if err := w.begin(segmentInfo{number: w.info.number + 1, store: w.store, slots: w.slots, prevUsed: w.used, base: base}); err != nil {
-		return err
+// logged is what an entry takes in a payload.
+func (e *entry) logged() int { return 1 + 2 + 4 + len(e.key) + len(e.value) }
+
+const (
+	entrySet    = 0
+	entryRemove = 1
+)
+
+func (e *entry) appendTo(b []byte) []byte {
+	kind := byte(entrySet)
+	if e.remove {
+		kind = entryRemove
 	}
-	return w.retire(keepFrom)
+	b = append(b, kind)
+	b = binary.BigEndian.AppendUint16(b, uint16(len(e.key)))
+	b = binary.BigEndian.AppendUint32(b, uint32(len(e.value)))
+	b = append(b, e.key...)
+	return append(b, e.value...)
+}
+
+// decodeEntries reads a payload; the entries share its memory.
+func decodeEntries(b []byte) (out []entry, err error) {
+	for len(b) > 0 {
+		if len(b) < 7 || b[0] > entryRemove {
+			return nil, errDecode
+		}
+		k, v := int(binary.BigEndian.Uint16(b[1:])), int64(binary.BigEndian.Uint32(b[3:]))
+		if k == 0 || int64(len(b)) < 7+int64(k)+v {
+			return nil, errDecode
+		}
+		e := entry{remove: b[0] == entryRemove, key: b[7 : 7+k : 7+k], value: b[7+k : 7+k+int(v) : 7+k+int(v)]}
+		out, b = append(out, e), b[7+k+int(v):]
+	}
+	return out, nil
+}
+
+// rotate begins the next segment at position base, with room for n units. settled is
+// the last group that is durable in the store.
+func (w *witness) rotate(base head, settled uint64, n uint32) error {
+	w.kept = append(w.kept, keptSegment{w.info.number, base, w.info.slots})
+	return w.begin(segmentInfo{number: w.info.number + 1, store: w.store, slots: max(w.slots, n), prevUsed: w.used, base: base, settled: settled})
 }
 
 // minKept is the number of finished segments that are kept in any case: what a
 // rollback is recognised by, and can be named from, should reach back some time.
-const minKept = 4
+const minKept = 3
 
-func (w *witness) retire(keepFrom uint64) error {
-	for len(w.kept) > minKept && w.kept[0].maxSeq < keepFrom {
-		if err := os.Remove(filepath.Join(w.dir, segmentName(w.kept[0].number))); err != nil {
+// retire removes segments that the store has caught up with and that end before the
+// checkpoint; one becomes the spare.
+func (w *witness) retire(settled, checkpoint uint64) error {
+	for len(w.kept) > minKept && w.kept[0].last.group <= settled && w.kept[0].last.seq < checkpoint {
+		path := filepath.Join(w.dir, segmentName(w.kept[0].number))
+		var err error
+		if w.spare == nil && !w.spareDone && w.kept[0].units == w.slots {
+			err = os.Rename(path, filepath.Join(w.dir, spareName))
+			w.spareDone = true
+		} else {
+			err = os.Remove(path)
+		}
+		if err != nil {
 			return err
 		}
 		w.kept = w.kept[1:]

@@ -59,7 +59,7 @@ func journalError(data string, err error) error {
 		return fail(exitJournalDamaged, "data folder %s: %w; keep a copy before anything else, then: waybill journal verify", data, err)
 	case errors.Is(err, journal.ErrFilesystem):
 		return fail(exitConfig, "data folder %s: %w; choose --data on a local disk (ext4, XFS), or --%s to try things out", data, err, allowAnyFilesystem)
-	case errors.Is(err, journal.ErrFormat), errors.Is(err, journal.ErrKey):
+	case errors.Is(err, journal.ErrFormat), errors.Is(err, journal.ErrOldFormat), errors.Is(err, journal.ErrKey):
 		return fail(exitConfig, "data folder %s: %w", data, err)
 	case errors.Is(err, journal.ErrNoSpace):
 		// A restart helps as soon as there is room: not a mistake of the configuration.

@@ -15,13 +15,13 @@ import (
 // write (docs/cli.md).
 const exitJournalStopped = 8
 
-// TestSyncFails: JR-03, F9, M5. The first sync of the dispatch record fails with EIO:
+// TestSyncFails: JR-03, F9, M5. The first write, or sync, of the dispatch record fails with EIO:
 // nothing is handed over, the answer does not contradict what the disk may hold, the
 // process ends with its own exit code, and the next start agrees with the answer.
 func TestSyncFails(t *testing.T) {
 	contract.Covers(t, "F9", "M5", "T1")
 	strace := testkit.RequireTool(t, "strace")
-	for _, syscall := range []string{"msync", "fdatasync"} {
+	for _, syscall := range []string{"pwrite64", "fdatasync"} {
 		t.Run(syscall, func(t *testing.T) {
 			ca := testkit.NewCA(t)
 			up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(payHost)})

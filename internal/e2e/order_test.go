@@ -103,5 +103,13 @@ func TestSyncBeforeSend(t *testing.T) {
 	if seen < rounds || len(syncsOf["answer"]) < rounds {
 		t.Fatalf("the trace shows %d hand-overs and %d answers, not %d", seen, len(syncsOf["answer"]), rounds)
 	}
-	t.Logf("syncs before the hand-over %v, before the answer %v (store and witness side by side)", syncsOf["send"], syncsOf["answer"])
+	// One client costs two syncs a request, not more: one before the hand-over, one before
+	// the answer (DESIGN 6).
+	for what, list := range syncsOf {
+		for i, n := range list {
+			if n != 1 {
+				t.Errorf("request %d: %d syncs before the %s, not one", i, n, what)
+			}
+		}
+	}
 }

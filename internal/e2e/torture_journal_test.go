@@ -77,6 +77,10 @@ func TestQuarantine(t *testing.T) {
 		if code, _, errs := r.cli("journal", "acknowledge", "--reason", "nothing is wrong"); code == 0 || !strings.Contains(errs, "not in quarantine") {
 			t.Errorf("acknowledged a whole journal: %d %s", code, errs)
 		}
+		// Behind what a later start found settled: a rollback within one run is made up for
+		// from the witness.
+		r.kill()
+		r.start()
 		r.kill()
 		copyTree(t, old, store)
 

@@ -16,7 +16,7 @@ type Hooks struct {
 	NoChain bool
 	// FreeBytes, if not nil, stands for the file system's free space.
 	FreeBytes func() int64
-	// SegmentSlots is the number of records of a witness segment; 0: the default.
+	// SegmentSlots is the number of units of a witness segment; 0: the default.
 	SegmentSlots int
 	// CheckpointEvery is the number of events between checkpoints; 0: the default.
 	CheckpointEvery uint64
