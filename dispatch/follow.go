@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 
 	"waybill/outcome"
@@ -21,7 +22,7 @@ var describesBody = []string{"Content-Type", "Content-Encoding", "Content-Langua
 // is to be relayed (CONTRACT R2): target, method and route are validated anew, and
 // nothing leaves the origin.
 func (a *action) follow(out *Outgoing, end *Ending) *Outgoing {
-	if a.route.Redirects != routes.RedirectsSameOrigin || !end.Complete || a.followed >= maxFollowed || len(end.Header["Location"]) != 1 {
+	if a.bound() || a.route.Redirects != routes.RedirectsSameOrigin || !end.Complete || a.followed >= maxFollowed || len(end.Header["Location"]) != 1 {
 		return nil
 	}
 	method := out.Method
@@ -67,6 +68,14 @@ func (a *action) follow(out *Outgoing, end *Ending) *Outgoing {
 	return &next
 }
 
+// bound reports whether what is injected belongs to this one request: a signature, a
+// parameter, a member of the body.
+func (a *action) bound() bool {
+	return slices.ContainsFunc(a.route.Inject, func(in routes.Injection) bool {
+		return in.Signs() || in.Kind == routes.InjectQuery || in.Kind == routes.InjectBody
+	})
+}
+
 // relativeTo resolves a reference without an authority against a path (RFC 3986
 // §5.2.2). Dot segments are left in: they are refused afterwards.
 func relativeTo(ref, base string) (path, query string, hasQuery bool) {
@@ -91,7 +100,7 @@ func (a *action) again(ctx context.Context, next *Outgoing, end *Ending, sink *r
 		rest = restRepeatable
 	}
 	tctx, cancel := context.WithTimeout(ctx, a.route.Limits.Connect)
-	conn, err := a.p.cfg.Transport.Connect(tctx, &Order{Target: next.Target, Upstream: &a.route.Upstream, Identity: a.identity, MaxRest: rest})
+	conn, err := a.p.cfg.Transport.Connect(tctx, &Order{Target: next.Target, Upstream: &a.route.Upstream, Identity: a.identity, Certificate: a.certificate, MaxRest: rest})
 	cancel()
 	if err != nil {
 		s := setupError(err)

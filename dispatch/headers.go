@@ -88,7 +88,7 @@ func managed(r *routes.Route) []string {
 	}
 	names := make([]string, 0, len(r.Inject)+2)
 	for i := range r.Inject {
-		names = append(names, http.CanonicalHeaderKey(r.Inject[i].Header))
+		names = append(names, r.Inject[i].Fields()...)
 	}
 	if !r.PassAuthorization {
 		names = append(names, "Authorization", "Cookie")

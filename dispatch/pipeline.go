@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -151,20 +152,22 @@ type action struct {
 	seal       [32]byte
 	credential *Credential                // what authorise decided; nil: nothing is injected
 	resolved   map[string]inject.Resolved // by credential: one version for the whole action
-	secrets    []string                   // what was attached, in every form, to keep it out of answers and evidence
-	identity   string
-	repeatable bool
-	advice     outcome.Retry
-	events     []Event
-	tries      int
-	followed   int     // redirects within the origin (R2)
-	late       []Event // tries that failed after an answer was there
-	setup      *SetupError
-	claimed    bool
-	accepted   Accepted
-	recorded   bool   // ACTION_ACCEPTED was appended
-	started    Record // the projection with DISPATCH_STARTED
-	noted      bool   // the local cause is on record
+	// certificate is presented to the origin when it asks for one; nil: none.
+	certificate *tls.Certificate
+	secrets     []string // what was attached, in every form, to keep it out of answers and evidence
+	identity    string
+	repeatable  bool
+	advice      outcome.Retry
+	events      []Event
+	tries       int
+	followed    int     // redirects within the origin (R2)
+	late        []Event // tries that failed after an answer was there
+	setup       *SetupError
+	claimed     bool
+	accepted    Accepted
+	recorded    bool   // ACTION_ACCEPTED was appended
+	started     Record // the projection with DISPATCH_STARTED
+	noted       bool   // the local cause is on record
 
 	// interims holds 1xx answers for the caller's own goroutine (see await).
 	interims chan interim
@@ -433,6 +436,9 @@ func (a *action) choose(context.Context) *Refusal {
 		return refused
 	}
 	a.out.Target, a.out.Authority, a.out.Header = target, authority(target), header
+	if refused := a.takeover(); refused != nil {
+		return refused
+	}
 	a.out.Idle, a.out.MaxBody, a.out.CloseDelimited = r.Limits.Idle, r.Limits.Response, r.Contract.CloseDelimited
 	a.accepted.Target = shownTarget(a.out)
 	a.repeatable = r.Repeatable(a.s.Method)
@@ -613,7 +619,7 @@ const (
 
 // connect makes the connection, in bounded and recorded tries (CONTRACT E7, E8).
 func (a *action) connect(ctx context.Context) (Conn, *Reply) {
-	order := &Order{Target: a.out.Target, Upstream: &a.route.Upstream, Identity: a.identity, MaxRest: restUnsafe}
+	order := &Order{Target: a.out.Target, Upstream: &a.route.Upstream, Identity: a.identity, Certificate: a.certificate, MaxRest: restUnsafe}
 	if a.repeatable {
 		order.MaxRest = restRepeatable
 	}

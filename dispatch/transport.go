@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -33,6 +34,9 @@ type Order struct {
 	// Identity separates pools: a connection that carried one credential never
 	// carries another (E6).
 	Identity string
+	// Certificate is the client certificate of this connection; nil: none. Identity names
+	// it: a connection made under one is never used under another (E6).
+	Certificate *tls.Certificate
 	// MaxRest is the longest rest after which a pooled connection may still be
 	// reused; 0: a fresh connection. A broken write on a reused one is unknown (E3),
 	// so operations that are not repeatable ask for little.

@@ -284,7 +284,7 @@ func TestSourcesRefuseWhatCannotBeSent(t *testing.T) {
 				if s := err.Error(); !strings.Contains(s, `credential "pay_key" (`+kind+`): CREDENTIAL_INVALID: `+tc.reason) {
 					t.Error(s)
 				}
-				if all := st.Check(t.Context()); len(all) != 1 || all[0].ID != "pay_key" || all[0].Reason != tc.reason {
+				if all := st.Check(t.Context(), nil); len(all) != 1 || all[0].ID != "pay_key" || all[0].Reason != tc.reason {
 					t.Errorf("Check: %v", all)
 				}
 			}
@@ -440,7 +440,7 @@ func TestStoreResolves(t *testing.T) {
 	}
 	_, err := st.Resolve(t.Context(), "late")
 	refused(t, c, err, outcome.CodeCredentialMissing, inject.ReasonNotSet, 0)
-	if all := st.Check(t.Context()); len(all) != 1 || all[0].ID != "late" {
+	if all := st.Check(t.Context(), nil); len(all) != 1 || all[0].ID != "late" {
 		t.Errorf("Check: %v", all)
 	}
 
@@ -477,7 +477,7 @@ func TestStoreResolves(t *testing.T) {
 	if r, err := st.Resolve(t.Context(), "env"); err != nil || !strings.HasPrefix(r.Version, "started:") {
 		t.Errorf("%v %v", r, err)
 	}
-	if all := st.Check(t.Context()); len(all) != 0 {
+	if all := st.Check(t.Context(), nil); len(all) != 0 {
 		t.Errorf("Check: %v", all)
 	}
 }
@@ -495,7 +495,7 @@ func TestUnknownReferenceIsNotEchoed(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if st := (*inject.Store)(nil); st.IDs() != nil || st.EnvNames() != nil || st.Check(t.Context()) != nil {
+	if st := (*inject.Store)(nil); st.IDs() != nil || st.EnvNames() != nil || st.Check(t.Context(), nil) != nil {
 		t.Error("nil store")
 	}
 }

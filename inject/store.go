@@ -19,9 +19,19 @@ type Credential struct {
 	// printable ASCII characters without comma. "": the source names the version.
 	Label  string
 	Source Source
+	// Spec is what Source was made of; nil: of nothing configured.
+	Spec *Spec
 	// Multiline admits values of several lines: keys and certificates, which are used by
 	// themselves and never put into a field.
 	Multiline bool
+}
+
+// Kind is the kind of its source.
+func (c *Credential) Kind() string {
+	if c.Source == nil && c.Spec != nil {
+		return c.Spec.Kind
+	}
+	return c.Source.Kind()
 }
 
 // Resolved is a credential with its secret, for one action. ID and Version are for
@@ -116,18 +126,41 @@ func (s *Store) EnvNames() []string {
 			if e, ok := c.Source.(envSource); ok {
 				out = append(out, e.name)
 			}
+			if c.Spec != nil {
+				out = append(out, c.Spec.EnvNames()...)
+			}
 		}
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
 }
 
+// Adopt takes over the sources of an earlier store whose definitions are the same, with
+// what they hold: a reload starts no command again, asks no store, and two renewals of
+// one token never run at once. It is called before s is used.
+func (s *Store) Adopt(earlier *Store) {
+	if s == nil || earlier == nil {
+		return
+	}
+	for id, c := range s.byID {
+		was, ok := earlier.byID[id]
+		if ok && c.Spec != nil && was.Spec != nil && c.Label == was.Label && c.Spec.Place() == was.Spec.Place() && c.Spec.Kind == was.Spec.Kind {
+			c.Source = was.Source
+			s.byID[id] = c
+		}
+	}
+}
+
 // Check fetches every credential and returns what is wrong with those that cannot
 // be used now, by id. A start or a reload reports it and goes on: the file may come
-// later, and routes with other credentials work (CONTRACT C1).
-func (s *Store) Check(ctx context.Context) []*Error {
+// later, and routes with other credentials work (CONTRACT C1). which chooses by the kind
+// of the source; nil: all.
+func (s *Store) Check(ctx context.Context, which func(kind string) bool) []*Error {
 	var out []*Error
 	for _, id := range s.IDs() {
+		if c := s.byID[id]; which != nil && !which(c.Kind()) {
+			continue
+		}
 		r, err := s.Resolve(ctx, id)
 		r.Secret.Zero()
 		var e *Error

@@ -36,10 +36,11 @@ type Explanation struct {
 	Resolve string `json:"resolve,omitempty"`
 }
 
-// ExplainedHeader is one injected field by name.
+// ExplainedHeader is one injection by name.
 type ExplainedHeader struct {
-	Header     string `json:"header"`
-	Template   string `json:"template"`
+	Mode       string `json:"mode,omitempty"` // "": a field
+	Header     string `json:"header"`         // the field, or where else the secret goes
+	Template   string `json:"template,omitempty"`
 	Credential string `json:"credential"`
 }
 
@@ -90,8 +91,13 @@ func (s *Snapshot) Explain(method, rawURL string) (Explanation, error) {
 		e.OnUnknown = "backoff"
 	}
 	e.Resolve = r.Upstream.Resolve[dial.Host]
-	for _, in := range r.Inject {
-		e.Inject = append(e.Inject, ExplainedHeader{in.Header, in.Value, in.Credential})
+	for i := range r.Inject {
+		in := &r.Inject[i]
+		x := ExplainedHeader{Header: in.Place(), Template: in.Value, Credential: in.Credential}
+		if in.Kind != InjectHeader {
+			x.Mode = in.Word()
+		}
+		e.Inject = append(e.Inject, x)
 	}
 	return e, nil
 }
@@ -144,7 +150,14 @@ func (e Explanation) WriteText(w io.Writer) error {
 	line("code", e.Code)
 	line("field", e.Field)
 	for _, in := range e.Inject {
-		line("inject", in.Header+": "+in.Template+"   (credential "+in.Credential+")")
+		what := in.Header
+		if in.Template != "" {
+			what += ": " + in.Template
+		}
+		if in.Mode == "hmac" || in.Mode == "sigv4" {
+			what += " (" + in.Mode + ")"
+		}
+		line("inject", what+"   (credential "+in.Credential+")")
 	}
 	if e.Decision == "forward" {
 		if len(e.Inject) == 0 {

@@ -53,14 +53,6 @@ type Match struct {
 	Paths   []string // globs over the raw path; empty: every path
 }
 
-// Injection sets one request field. Value is a template such as
-// "Bearer ${secret}" or "Basic ${basic:user}".
-type Injection struct {
-	Header     string // canonical field name
-	Value      string
-	Credential string
-}
-
 // Contract is reviewed knowledge of the remote side (CONTRACT G5, G6).
 type Contract struct {
 	// Repeatable is nil when not declared: then GET, HEAD and OPTIONS count as

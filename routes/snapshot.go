@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"waybill/internal/control"
 )
@@ -181,10 +180,8 @@ func (r *Route) check() error {
 			return errors.New("a method is no method, or one that is never forwarded")
 		}
 	}
-	for _, in := range r.Inject {
-		if in.Header == "" || in.Credential == "" || !utf8.ValidString(in.Header+in.Value+in.Credential) {
-			return errors.New("an injection is incomplete")
-		}
+	if err := r.checkInjections(); err != nil {
+		return err
 	}
 	for h, addr := range r.Upstream.Resolve {
 		if canonical, err := ParseHost(bracketed(h)); err != nil || canonical != h {
@@ -281,7 +278,7 @@ func (r *Route) clone() Route {
 	c.Match.Ports = cloneSlice(r.Match.Ports)
 	c.Match.Methods = cloneSlice(r.Match.Methods)
 	c.Match.Paths = cloneSlice(r.Match.Paths)
-	c.Inject = cloneSlice(r.Inject)
+	c.Inject = cloneInjections(r.Inject)
 	c.Strip = cloneSlice(r.Strip)
 	c.Callers = cloneSlice(r.Callers)
 	c.RedirectFrom = cloneSlice(r.RedirectFrom)

@@ -37,7 +37,7 @@ func bed(t testing.TB) *Snapshot {
 	noAdminPath.Deny, noAdminPath.Match.Paths = true, []string{"/v1/admin/**"}
 	pay := route("pay", "pay.example.test")
 	pay.Match.Paths = []string{"/v1/**"}
-	pay.Inject = []Injection{{"Authorization", "Bearer ${secret}", "pay"}}
+	pay.Inject = []Injection{{Header: "Authorization", Value: "Bearer ${secret}", Credential: "pay"}}
 	getOnly := route("reports", "pay.example.test")
 	getOnly.Match.Paths, getOnly.Match.Methods = []string{"/reports/*"}, []string{"GET", "HEAD"}
 	wild := route("wild", "*.allowed.test")
@@ -324,7 +324,7 @@ func fullRoute() Route {
 	return Route{
 		Name:   "full",
 		Match:  Match{Hosts: []string{"a.test"}, Ports: []int{443}, Methods: []string{"GET"}, Paths: []string{"/v1/**"}},
-		Inject: []Injection{{"Authorization", "Bearer ${secret}", "c"}},
+		Inject: []Injection{{Header: "Authorization", Value: "Bearer ${secret}", Credential: "c"}},
 		Contract: Contract{Repeatable: &rep, RefusedBeforeExecution: []int{429}, KeyInUse: []int{409}, CloseDelimited: true, EndMarker: "[DONE]", Reconcile: fullReconcile(), Async: fullAsync(), Batch: fullBatch(), Marker: fullMarker(),
 			Idempotency: &Idempotency{Header: "Idempotency-Key", Scope: "account", Retention: 24 * time.Hour, Margin: time.Minute, InProgress: []int{409}, Mismatch: []int{422},
 				Maker: MadeByCallerOrWaybill, RefusalsSpeak: true, Promises: KeyPromises(), Source: "docs", Reviewed: "2026-11-30"},
@@ -371,8 +371,11 @@ func TestDigestCoversEverything(t *testing.T) {
 	walk = func(path string, at func(*Route) reflect.Value) {
 		full := fullRoute()
 		v := at(&full)
-		if path == "SSH" {
+		switch path {
+		case "SSH":
 			return // contradicts what else is set: see TestSSHDigest
+		case "Inject[0].Kind", "Inject[0].Name", "Inject[0].HMAC", "Inject[0].SigV4":
+			return // what goes with one kind excludes the others: TestInjectionsAreInTheDigest
 		}
 		if v.IsZero() && !unset[path] {
 			t.Errorf("fullRoute does not set %s", path)
@@ -533,9 +536,9 @@ func TestNewSnapshotRefuses(t *testing.T) {
 		"small letters":      {change(func(r *Route) { r.Match.Methods = []string{"get"} })},
 		"glob":               {change(func(r *Route) { r.Match.Paths = []string{"v1/**"} })},
 		"deny and inject": {change(func(r *Route) {
-			r.Deny, r.Inject = true, []Injection{{"A", "${secret}", "c"}}
+			r.Deny, r.Inject = true, []Injection{{Header: "A", Value: "${secret}", Credential: "c"}}
 		})},
-		"injection without credential": {change(func(r *Route) { r.Inject = []Injection{{"A", "${secret}", ""}} })},
+		"injection without credential": {change(func(r *Route) { r.Inject = []Injection{{Header: "A", Value: "${secret}", Credential: ""}} })},
 		"relaxed":                      {change(func(r *Route) { r.Durability = Relaxed })},
 		"relaxed, declared unsafe":     {change(func(r *Route) { r.Durability, r.Contract.Repeatable = Relaxed, &no })},
 		"plaintext both ways":          {change(func(r *Route) { r.Upstream.AllowPlaintext, r.Upstream.RefusePlaintext = true, true })},

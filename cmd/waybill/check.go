@@ -1,12 +1,16 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
+	"waybill/inject"
+	"waybill/inject/vault"
 	"waybill/internal/config"
+	"waybill/outcome"
 )
 
 // checkedProblem is one problem in "waybill check --json".
@@ -30,20 +34,26 @@ type checkDocument struct {
 }
 
 func newCheck(a *app) *cobra.Command {
-	var asJSON bool
+	var asJSON, fetch bool
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Validate the configuration; every mistake at once, with its place",
 		Long: `Validate the configuration file: every mistake at once, as
 file:line:column field.path: what is wrong; what to do.
 
-Secrets are not read, nothing is dialled. The exit code is 3 when the
-configuration would be refused.`,
+Nothing is dialled. A secret in a file or an environment variable that is not there,
+or cannot be used, is a warning. With --credentials every secret is fetched from where it
+comes from, and one that cannot be used counts as a mistake. The exit code is 3 when
+the configuration would be refused.`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			path := a.configPath()
 			doc := checkDocument{File: path, Errors: []checkedProblem{}, Warnings: []checkedProblem{}}
-			cfg, warnings, err := loadFile(path)
+			own, err := a.vaultForCheck(fetch)
+			if err != nil {
+				return err
+			}
+			cfg, warnings, err := loadFile(path, own)
 			var problems config.Errors
 			switch {
 			case errors.As(err, &problems):
@@ -55,13 +65,66 @@ configuration would be refused.`,
 				doc.Errors = []checkedProblem{{File: path, Path: "document", Message: err.Error()}}
 			default:
 				doc.OK, doc.Snapshot, doc.Routes = true, cfg.snapshot.Digest(), len(cfg.snapshot.Routes())
+				found := checkSecrets(cmd.Context(), path, cfg, fetch)
+				if fetch {
+					problems = append(problems, found...)
+					doc.Errors, doc.OK = checked(found), len(found) == 0
+				} else {
+					warnings = append(warnings, found...)
+				}
 			}
 			doc.Warnings = checked(warnings)
 			return a.printCheck(doc, problems, warnings, asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&fetch, "credentials", false, "fetch every secret, and count those that cannot be used")
 	return cmd
+}
+
+// vaultForCheck opens the vault as a proxy would; without need of it there is none.
+func (a *app) vaultForCheck(fetch bool) (*vault.Vault, error) {
+	if !fetch {
+		return nil, nil //nolint:nilnil // not asked
+	}
+	data, err := a.dataDir()
+	if err != nil {
+		return nil, err
+	}
+	v := openVault(data)
+	_ = v.Unlock("", "") // locked is what its secrets say then
+	return v, nil
+}
+
+// checkSecrets says which secrets cannot be used now, by their credential. Without all
+// only those are looked at that are on this machine and need nobody (CONTRACT C2: neither
+// value nor place of a byte beyond its position).
+func checkSecrets(ctx context.Context, path string, cfg *loadedConfig, all bool) []config.Problem {
+	var out []config.Problem
+	for _, e := range cfg.credentials.Check(ctx, func(kind string) bool {
+		return all || kind == inject.KindEnv || kind == inject.KindFile || kind == inject.KindKubernetes
+	}) {
+		what := "the secret cannot be used: " + e.Code.String() + ", " + e.Reason
+		if e.Position > 0 {
+			what += fmt.Sprintf(" at byte %d", e.Position)
+		}
+		out = append(out, config.Problem{File: path, Line: 1, Column: 1, Path: "credentials." + e.ID, What: what, Fix: secretFix(e)})
+	}
+	return out
+}
+
+func secretFix(e *inject.Error) string {
+	switch e.Code {
+	case outcome.CodeCredentialMissing:
+		return "put it where " + e.Kind + " says; requests that need it are refused until then"
+	case outcome.CodeVaultLocked:
+		return "waybill vault unlock"
+	case outcome.CodeCredentialRefused:
+		return "give Waybill the right to read it, or correct what it logs in with"
+	case outcome.CodeCredentialUnavailable:
+		return "see whether the store can be reached from here"
+	}
+	return "store it again, as one line of printable ASCII"
 }
 
 func (a *app) printCheck(doc checkDocument, problems, warnings []config.Problem, asJSON bool) error {

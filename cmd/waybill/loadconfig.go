@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"waybill/inject"
+	"waybill/inject/sources"
+	"waybill/inject/vault"
 	"waybill/internal/config"
 	"waybill/proxy"
 	"waybill/routes"
@@ -24,9 +26,13 @@ type loadedConfig struct {
 }
 
 // loadFile reads a configuration. Its error is config.Errors for mistakes in the file.
-func loadFile(path string) (*loadedConfig, []config.Problem, error) {
+// own is the vault that its secrets come from; nil: they count as locked.
+func loadFile(path string, own *vault.Vault) (*loadedConfig, []config.Problem, error) {
 	c, err := config.Load(path)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := sources.Build(c.Credentials, sources.Environment{Vault: own}); err != nil {
 		return nil, nil, err
 	}
 	store, err := inject.NewStore(c.Credentials)
@@ -47,7 +53,7 @@ func loadFile(path string) (*loadedConfig, []config.Problem, error) {
 // loadConfig reads the configuration; its error has an exit code.
 func (a *app) loadConfig() (*loadedConfig, error) {
 	path := a.configPath()
-	cfg, _, err := loadFile(path)
+	cfg, _, err := loadFile(path, a.vault)
 	if err != nil {
 		return nil, configError(path, err)
 	}
@@ -68,7 +74,7 @@ func (a *app) configuredAdmin() string {
 	if a.adminFlag != "" {
 		return ""
 	}
-	cfg, _, err := loadFile(a.configPath())
+	cfg, _, err := loadFile(a.configPath(), nil)
 	if err != nil {
 		return ""
 	}

@@ -34,6 +34,7 @@ func (s *server) reload(a *app) *loadedConfig {
 	labelNames(s.metrics, cfg)
 	old := s.callers.Load()
 	s.callers.Store(&proxy.Callers{Static: cfg.callers, Sessions: old.Sessions, IdentityKey: old.IdentityKey})
+	cfg.credentials.Adopt(s.pipeline.Binding().Credentials)
 	s.pipeline.Swap(&dispatch.Binding{Snapshot: cfg.snapshot, Credentials: cfg.credentials})
 	s.metrics.Reloaded(true, time.Now())
 	s.log.Info("configuration loaded", slog.String("snapshot", cfg.snapshot.Digest()), slog.Int("routes", len(cfg.snapshot.Routes())))

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"waybill/inject/vault"
 )
 
 // app is one invocation of the program.
@@ -22,6 +24,8 @@ type app struct {
 	configFlag string
 	dataFlag   string
 	adminFlag  string
+
+	vault *vault.Vault // of the proxy that runs in this process; nil: none
 
 	entered bool // the command line was understood; later errors are not about usage
 }
@@ -69,7 +73,7 @@ First steps:
 	}
 	add("start", newServe(a), newRun(a), newMCP(a), newDemo(a))
 	add("read", newActions(a), newAction(a), newResult(a), newTail(a), newSessions(a), newJournal(a))
-	add("setup", newInit(a), newCheck(a), newExplain(a), newEnv(a), newVersion(a))
+	add("setup", newInit(a), newCheck(a), newExplain(a), newVault(a), newEnv(a), newVersion(a))
 	root.SetCompletionCommandGroupID("setup")
 	root.SetHelpCommandGroupID("setup")
 	return root

@@ -20,6 +20,7 @@ import (
 
 	"waybill/dispatch"
 	"waybill/dispatch/httpx"
+	"waybill/inject/vault"
 	"waybill/internal/config"
 	"waybill/journal"
 	"waybill/metrics"
@@ -68,6 +69,7 @@ type server struct {
 	front     *proxy.Proxy
 	metrics   *metrics.Metrics
 	callers   *currentCallers
+	vault     *vault.Vault
 	admin     *http.Server
 	health    *http.Server
 	watch     func() // stops watching the configuration
@@ -110,6 +112,8 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 		return nil, err
 	}
 	ignoreEnvironment(s.log)
+	s.vault = openVault(opts.data)
+	a.vault = s.vault
 	cfg, err := a.loadConfig()
 	if err != nil {
 		return nil, err
@@ -117,6 +121,7 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	if err := makeDataDir(opts.data); err != nil {
 		return nil, err
 	}
+	s.unlockVault()
 	if s.adminPath, err = a.adminPath(opts.data, cfg.adminListen); err != nil {
 		return nil, err
 	}
@@ -142,6 +147,25 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	s.watch = s.watchConfig(a, cfg.files)
 	s.tasks.Go(s.watchJournal)
 	return s, nil
+}
+
+// unlockVault opens the vault if that needs nobody.
+func (s *server) unlockVault() {
+	method, err := s.vault.Method()
+	if errors.Is(err, vault.ErrNone) {
+		return
+	}
+	if err == nil {
+		err = s.vault.Unlock("", "")
+	}
+	switch {
+	case err == nil:
+		s.log.Info("vault unlocked", slog.String("method", method))
+	case errors.Is(err, vault.ErrLocked):
+		s.log.Warn("the vault is locked: what needs it is refused until \"waybill vault unlock\"")
+	default:
+		s.log.Error("the vault cannot be opened", slog.String("problem", vaultProblem(err)))
+	}
 }
 
 func (s *server) openJournal(opts serverOptions, build buildInfo, cfg *loadedConfig) error {
@@ -220,6 +244,7 @@ func (s *server) listen(ctx context.Context, opts serverOptions, cfg *loadedConf
 	}
 
 	s.admin = s.front.AdminServer()
+	s.admin.Handler = vaultAdmin(s.vault, s.log, s.admin.Handler)
 	s.admin.Handler = journalAdmin(s.journal, s.log, s.admin.Handler)
 	if metricsAddr != listenNothing {
 		l, err := listenTCP("--metrics", metricsAddr)

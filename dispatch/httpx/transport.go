@@ -204,6 +204,11 @@ func (t *Transport) Connect(ctx context.Context, o *dispatch.Order) (dispatch.Co
 			_ = tcp.Close()
 			return nil, err
 		}
+		if o.Certificate != nil {
+			// Always this one: chosen by the authorities that a server names, it might be none.
+			cfg = cfg.Clone()
+			cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return o.Certificate, nil }
+		}
 		raw := &rawConn{Conn: tcp}
 		secured, err := t.handshake(ctx, raw, cfg, o.Target.Host)
 		if err != nil {

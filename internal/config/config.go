@@ -377,7 +377,7 @@ func extraDigest(creds []*credential, callers []Caller) []byte {
 	type cred struct{ ID, Label, Kind, Place string }
 	list := make([]cred, 0, len(creds))
 	for _, c := range creds {
-		list = append(list, cred{c.ID, c.Label, c.Source.Kind(), c.place})
+		list = append(list, cred{c.ID, c.Label, c.Kind(), c.Spec.Place()})
 	}
 	text, err := json.Marshal(struct {
 		Credentials []cred

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"gopkg.in/yaml.v3"
 
@@ -13,9 +14,9 @@ import (
 
 type credential struct {
 	inject.Credential
-	key   *yaml.Node
-	place string // the variable's name or the file's path
-	used  bool
+	key  *yaml.Node
+	used bool
+	uses int
 }
 
 type credentials struct {
@@ -29,7 +30,7 @@ type credentials struct {
 var neverHere = "secrets are never written in this file; write from: {file: /path} or from: {env: NAME}"
 
 var credentialSchema = schema{
-	keys: []string{"from", "label"},
+	keys: []string{"from", "label", "timeout", "refresh"},
 	hints: map[string]string{
 		"value": neverHere, "secret": neverHere, "token": neverHere, "password": neverHere, "key": neverHere,
 		"file": "write from: {file: …}", "env": "write from: {env: …}",
@@ -37,11 +38,12 @@ var credentialSchema = schema{
 }
 
 var sourceSchema = schema{
-	keys: []string{"env", "file"},
-	unbuilt: map[string][]string{
-		"command": nil, "exec": nil, "vault": nil, "keyring": nil, "aws": nil, "gcp": nil, "azure": nil, "onepassword": nil, "oauth": nil, "github_app": nil,
+	keys:    []string{"env", "file", "command", "vault", "kubernetes", "keyring", "hashicorp_vault", "aws", "onepassword", "oauth", "github_app"},
+	unbuilt: map[string][]string{"gcp": nil, "azure": nil},
+	hints: map[string]string{
+		"value": neverHere, "literal": neverHere, "secret": neverHere, "exec": "write command: [program, argument, …]",
+		"hashicorp": "write hashicorp_vault:", "openbao": "write hashicorp_vault:; OpenBao speaks the same protocol", "aws_secrets_manager": "write aws:", "1password": "write onepassword:",
 	},
-	hints: map[string]string{"value": neverHere, "literal": neverHere, "secret": neverHere},
 }
 
 func (r *reader) credentials(n *yaml.Node, path string) *credentials {
@@ -100,39 +102,26 @@ func (r *reader) credential(id string, n *yaml.Node, path string) *credential {
 		r.fail(o.node, join(path, "from"), "is missing", "add from: {file: /path} or from: {env: NAME}")
 		return nil
 	}
-	if d, ok := r.deref(from, fromPath); ok && d.Kind == yaml.ScalarNode {
-		r.fail(d, fromPath, "must be a mapping", neverHere)
+	spec := r.source(from, fromPath, false)
+	timeout, refresh := o.duration("timeout", time.Millisecond, maxSourceTimeout), o.duration("refresh", time.Second, maxRefresh)
+	if spec == nil {
 		return nil
 	}
-	before := len(r.problems)
-	src := r.object(from, fromPath, sourceSchema)
-	if src == nil || len(r.problems) > before {
-		return nil
-	}
-	if len(src.fields) != 1 {
-		r.fail(src.node, fromPath, "must name exactly one source", "write one of env, file")
-		return nil
-	}
-	if name, ok := src.text("env", "the name of an environment variable"); ok {
-		if !isEnvName(name) {
-			n, path, _ := src.get("env")
-			r.fail(n, path, "is no name of an environment variable", "write the name only, without $; letters, digits and _")
-			return nil
+	spec.Timeout, spec.Refresh = timeout, refresh
+	switch spec.Kind {
+	case inject.KindEnv, inject.KindFile:
+		for _, key := range []string{"timeout", "refresh"} {
+			if n, path, ok := o.get(key); ok {
+				r.fail(n, path, "has no meaning for "+spec.Kind+": it is looked at for every request", "remove it")
+			}
 		}
-		c.place, c.Source = name, inject.EnvSource(name)
-	}
-	if file, ok := src.text("file", "a path"); ok {
-		if strings.ContainsAny(file, "\n\r") {
-			n, path, _ := src.get("file")
-			r.fail(n, path, "is no path", "write the path of a file; its content stays there")
-			return nil
+		if spec.Kind == inject.KindEnv {
+			c.Source = inject.EnvSource(spec.Env)
+		} else {
+			c.Source = inject.FileSource(spec.File)
 		}
-		c.place = r.relative(file)
-		c.Source = inject.FileSource(c.place)
 	}
-	if c.Source == nil {
-		return nil
-	}
+	c.Spec = spec
 	return c
 }
 

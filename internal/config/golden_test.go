@@ -278,6 +278,9 @@ func TestSchemaKeys(t *testing.T) {
 	}{
 		"document": {doc.object, rootSchema}, "listen": {doc.Defs["listen"], listenSchema}, "caller": {doc.Defs["caller"], callerSchema},
 		"credential": {doc.Defs["credential"], credentialSchema}, "from": {from, sourceSchema}, "route": {doc.Defs["route"], routeSchema},
+		"kubernetesSecret": {doc.Defs["kubernetesSecret"], kubernetesSchema}, "keyring": {doc.Defs["keyring"], keyringSchema}, "hashicorpVault": {doc.Defs["hashicorpVault"], hashicorpSchema},
+		"awsSecret": {doc.Defs["awsSecret"], awsSchema}, "onePassword": {doc.Defs["onePassword"], onePasswordSchema}, "oauth": {doc.Defs["oauth"], oauthSchema}, "gitHubApp": {doc.Defs["gitHubApp"], gitHubAppSchema},
+		"hmac": {doc.Defs["hmac"], hmacSchema}, "sigv4": {doc.Defs["sigv4"], sigv4Schema},
 		"match": {doc.Defs["match"], matchSchema}, "injection": {doc.Defs["injection"], injectSchema}, "contract": {doc.Defs["contract"], contractSchema},
 		"idempotency": {doc.Defs["idempotency"], idempotencySchema}, "retry": {doc.Defs["retry"], retrySchema}, "meaning": {doc.Defs["meaning"], responseSchema},
 		"upstream": {doc.Defs["upstream"], upstreamSchema}, "limits": {doc.Defs["limits"], limitsSchema},
@@ -303,7 +306,8 @@ func TestSchemaKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range []schema{rootSchema, listenSchema, callerSchema, credentialSchema, sourceSchema, routeSchema, matchSchema, injectSchema, contractSchema, idempotencySchema, retrySchema, responseSchema, limitsSchema} {
+	for _, s := range []schema{rootSchema, listenSchema, callerSchema, credentialSchema, sourceSchema, routeSchema, matchSchema, injectSchema, contractSchema, idempotencySchema, retrySchema, responseSchema, limitsSchema,
+		kubernetesSchema, keyringSchema, hashicorpSchema, awsSchema, onePasswordSchema, oauthSchema, gitHubAppSchema, hmacSchema, sigv4Schema} {
 		for _, k := range s.keys {
 			if !bytes.Contains(full, []byte(k+":")) && k != "path" {
 				t.Errorf("full.yaml does not show %s", k)

@@ -85,13 +85,13 @@ func NewReport(path string, c *Config, err error) Report {
 			Name: r.Name, Hosts: r.Match.Hosts, Ports: r.Match.Ports, Methods: r.Match.Methods, Paths: r.Match.Paths,
 			Deny: r.Deny, Repeatable: r.Contract.Repeatable, Callers: r.Callers,
 		}
-		for _, in := range r.Inject {
-			rr.Inject = append(rr.Inject, in.Header+" ("+in.Credential+")")
+		for i := range r.Inject {
+			rr.Inject = append(rr.Inject, r.Inject[i].Place()+" ("+r.Inject[i].Credential+")")
 		}
 		rep.Routes = append(rep.Routes, rr)
 	}
 	for _, cr := range c.Credentials {
-		rep.Credentials = append(rep.Credentials, ReportCredential{cr.ID, cr.Source.Kind(), cr.Label})
+		rep.Credentials = append(rep.Credentials, ReportCredential{cr.ID, cr.Kind(), cr.Label})
 	}
 	for _, ca := range c.Callers {
 		rep.Callers = append(rep.Callers, ca.Name)

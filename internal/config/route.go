@@ -30,7 +30,6 @@ var (
 		keys:  []string{"host", "hosts", "ports", "methods", "path", "paths"},
 		hints: map[string]string{"port": "write ports: [443]", "method": "write methods: [GET]", "url": "write host: and path:"},
 	}
-	injectSchema   = schema{keys: []string{"header", "value", "credential"}}
 	contractSchema = schema{
 		keys:    []string{"repeatable", "refused_before_execution", "close_delimited", "end_marker", "idempotency", "conditional", "responses", "retry", "on_repeat"},
 		unbuilt: map[string][]string{"reconcile": nil, "async": nil, "batch": nil},
@@ -172,9 +171,12 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) routes.R
 // contradictions are settings that are fine alone.
 func (r *reader) contradictions(o *object, rt *routes.Route) {
 	injected := map[string]bool{}
-	for _, in := range rt.Inject {
-		injected[in.Header] = true
+	for i := range rt.Inject {
+		for _, name := range rt.Inject[i].Fields() {
+			injected[name] = true
+		}
 	}
+	r.injectionContradictions(o, rt)
 	for _, h := range rt.Strip {
 		if injected[h] {
 			n, path, _ := o.get("strip")
@@ -324,67 +326,6 @@ func (r *reader) fieldName(s string) (canonical, wrong, fix string) {
 		return "", "is no field name", "write a name such as Authorization or X-Api-Key"
 	}
 	return textproto.CanonicalMIMEHeaderKey(s), "", ""
-}
-
-func (r *reader) inject(n *yaml.Node, path string, creds *credentials) []routes.Injection {
-	var out []routes.Injection
-	seen := map[string]bool{}
-	count := 0
-	listed := r.items(n, path, "[{header: Authorization, value: \"Bearer ${secret}\", credential: name}]", func(n *yaml.Node, path string) {
-		count++
-		o := r.object(n, path, injectSchema)
-		if o == nil {
-			return
-		}
-		before := len(r.problems)
-		var in routes.Injection
-		if s, ok := o.need("header", "a field name"); ok {
-			n, path, _ := o.get("header")
-			h, wrong, fix := r.fieldName(s)
-			switch {
-			case wrong != "":
-				r.fail(n, path, wrong, fix)
-			case seen[h]:
-				r.fail(n, path, "is injected twice", "remove one of them")
-			}
-			seen[h] = true
-			in.Header = h
-		}
-		if s, ok := o.need("value", "a template such as \"Bearer ${secret}\""); ok {
-			if _, err := inject.ParseTemplate(s); err != nil {
-				n, path, _ := o.get("value")
-				wrong, fix := templateProblem(err)
-				r.fail(n, path, wrong, fix)
-			}
-			in.Value = s
-		}
-		if s, ok := o.need("credential", "the name of a credential"); ok {
-			c := creds.byID[s]
-			switch {
-			case c != nil:
-				c.used = true
-			case !creds.broken[s]:
-				n, path, _ := o.get("credential")
-				fix := "define it under credentials:"
-				names := make([]string, len(creds.list))
-				for i, c := range creds.list {
-					names[i] = c.ID
-				}
-				if near := nearestName(s, names); near != "" {
-					fix = "did you mean " + near + "?"
-				}
-				r.fail(n, path, "there is no such credential", fix)
-			}
-			in.Credential = s
-		}
-		if len(r.problems) == before {
-			out = append(out, in)
-		}
-	})
-	if listed && count == 0 {
-		r.fail(n, path, "is an empty list", "add an entry, or remove the key")
-	}
-	return out
 }
 
 // templateProblem says what is wrong without showing the template, into which

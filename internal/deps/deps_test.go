@@ -27,8 +27,15 @@ var arrows = map[string][]string{
 	"routes":  {"outcome"},
 	"client":  {"outcome"},
 	"inject":  {"outcome"},
+	// Stores and token makers, each with the library of its maker; sources puts them together.
+	"inject/githubapp": {"inject", "outcome"},
+	"inject/keyring":   {"inject", "outcome"},
+	"inject/oauth":     {"inject", "outcome"},
+	"inject/sigv4":     {"inject", "outcome"},
+	"inject/vault":     {"inject", "outcome"},
+	"inject/sources":   {"inject", "inject/githubapp", "inject/keyring", "inject/oauth", "inject/vault"},
 	// The one place where a credential's name meets its secret.
-	"dispatch":               {"dispatch/leak", "outcome", "routes", "inject", "metrics", "internal/killpoint"},
+	"dispatch":               {"dispatch/leak", "outcome", "routes", "inject", "inject/sigv4", "metrics", "internal/killpoint"},
 	"dispatch/leak":          {},
 	"dispatch/httpx":         {"dispatch", "outcome", "routes", "metrics", "internal/killpoint"},
 	"dispatch/sshx":          {"dispatch", "outcome", "routes", "internal/killpoint"},
@@ -36,7 +43,7 @@ var arrows = map[string][]string{
 	"journal/internal/hooks": {},
 	"proxy":                  {"dispatch", "outcome", "metrics", "internal/killpoint"},
 	"internal/config":        {"routes", "inject", "outcome"},
-	"cmd/waybill": {"client", "configs", "dispatch", "dispatch/httpx", "dispatch/sshx", "inject", "internal/config", "journal",
+	"cmd/waybill": {"client", "configs", "dispatch", "dispatch/httpx", "dispatch/sshx", "inject", "inject/keyring", "inject/sources", "inject/vault", "internal/config", "journal",
 		"internal/killpoint", "metrics", "outcome", "proxy", "routes"},
 	"configs":            {},
 	"docs":               {},
@@ -100,6 +107,13 @@ var owners = []owner{
 	{"golang.org/x/crypto/chacha20poly1305", []string{"journal"}, false},                                                // sealed records; the standard library has it internally only
 	{"github.com/modelcontextprotocol/go-sdk", []string{"cmd/waybill"}, true},                                           // the official SDK; replaces JSON-RPC, sessions and streamable HTTP of our own
 	{"software.sslmate.com/src/go-pkcs12", []string{"cmd/waybill"}, true},                                               // Java's trust store; replaces a call of keytool
+	// Waybill's own vault: replaces an encrypted file format of our own.
+	{"filippo.io/age", []string{"inject/vault"}, true},
+	// The signer of AWS itself: replaces canonical requests of our own.
+	{"github.com/aws/aws-sdk-go-v2", []string{"inject/sigv4"}, true},
+	{"github.com/zalando/go-keyring", []string{"inject/keyring"}, true}, // replaces three system interfaces
+	{"golang.org/x/oauth2", []string{"inject/oauth"}, true},             // replaces requests to token endpoints of our own
+	{"golang.org/x/term", []string{"cmd/waybill"}, false},               // passphrases without echo
 	{"golang.org/x/sys", []string{"journal", "cmd/waybill"}, true},
 	{"github.com/rogpeppe/go-internal", nil, true},
 	{"github.com/santhosh-tekuri/jsonschema", nil, true},

@@ -1,0 +1,102 @@
+// Package sources makes the source of each configured credential. It is where the heavy
+// libraries of stores come in: inject itself stays light.
+package sources
+
+import (
+	"fmt"
+	"time"
+
+	"waybill/inject"
+	"waybill/inject/githubapp"
+	"waybill/inject/keyring"
+	"waybill/inject/oauth"
+	"waybill/inject/vault"
+)
+
+// Environment is what sources need of the process.
+type Environment struct {
+	// Vault is Waybill's own; nil: its secrets count as locked.
+	Vault *vault.Vault
+	// Hide are environment variables that no command gets, besides those that secrets are
+	// read from.
+	Hide []string
+}
+
+// remoteRefresh is how long a value of a store is used that names no end.
+const remoteRefresh = 5 * time.Minute
+
+// Build sets the sources of credentials that have a spec and none yet. It asks nobody:
+// what is wrong with a store shows when a secret is fetched.
+func Build(creds []inject.Credential, env Environment) error {
+	hide := env.Hide
+	for i := range creds {
+		if creds[i].Spec != nil {
+			hide = append(hide, creds[i].Spec.EnvNames()...)
+		}
+	}
+	b := builder{env: env, hide: hide}
+	for i := range creds {
+		if creds[i].Source != nil || creds[i].Spec == nil {
+			continue
+		}
+		src, err := b.source(creds[i].Spec)
+		if err != nil {
+			return fmt.Errorf("credentials.%s: %w", creds[i].ID, err)
+		}
+		creds[i].Source = src
+	}
+	return nil
+}
+
+type builder struct {
+	env  Environment
+	hide []string
+}
+
+func (b *builder) source(s *inject.Spec) (inject.Source, error) {
+	remote := inject.CacheOptions{Timeout: s.Timeout, Refresh: s.Refresh}
+	if remote.Refresh == 0 {
+		remote.Refresh = remoteRefresh
+	}
+	inner := func(s *inject.Spec) (inject.Source, error) {
+		if s == nil {
+			return nil, nil //nolint:nilnil // an optional secret
+		}
+		return b.source(s)
+	}
+	switch s.Kind {
+	case inject.KindEnv:
+		return inject.EnvSource(s.Env), nil
+	case inject.KindFile:
+		return inject.FileSource(s.File), nil
+	case inject.KindCommand:
+		return inject.CommandSource(s.Command, b.hide, inject.CacheOptions{Timeout: s.Timeout, Refresh: s.Refresh}), nil
+	case inject.KindKubernetes:
+		return inject.KubernetesSource(s.Kubernetes.Folder, s.Kubernetes.Key), nil
+	case inject.KindVault:
+		v := b.env.Vault
+		if v == nil {
+			v = vault.Open("", nil)
+		}
+		return v.Source(s.Vault), nil
+	case inject.KindKeyring:
+		return keyring.Source(*s.Keyring, remote), nil
+	case inject.KindOAuth:
+		secret, err := inner(s.OAuth.ClientSecret)
+		if err != nil {
+			return nil, err
+		}
+		refresh, err := inner(s.OAuth.RefreshToken)
+		if err != nil {
+			return nil, err
+		}
+		return oauth.Source(*s.OAuth, oauth.Options{ClientSecret: secret, RefreshToken: refresh, Cache: remote}), nil
+	case inject.KindGitHubApp:
+		key, err := b.source(s.GitHubApp.PrivateKey)
+		if err != nil {
+			return nil, err
+		}
+		return githubapp.Source(*s.GitHubApp, key, remote), nil
+	}
+	return nil, fmt.Errorf("the source %s is not part of this version", s.Kind)
+}

@@ -1,0 +1,5 @@
+//go:build !unix
+
+package vault
+
+func lockFile(string) (unlock func(), err error) { return func() {}, nil }
