@@ -105,6 +105,10 @@ func (r *Record) Evidence() outcome.Evidence {
 	if p := a.Response; p != nil && p.Exec != nil {
 		p.Exec.show(&ev)
 	}
+	if u := r.Upgraded; u != nil {
+		ev.Carried = &outcome.Carried{BytesOut: u.BytesOut, BytesIn: u.BytesIn}
+		ev.Redacted += u.Redacted
+	}
 	ev.ResponseComplete = a.Complete
 	if e := a.End; e != nil && ev.Source != "" {
 		ev.ProtocolProof, ev.StatusLine = e.Proof, e.StatusLine

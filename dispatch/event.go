@@ -89,6 +89,7 @@ const (
 	JobPolled                      // Job: it is not done yet
 	JobEnded                       // Job + Resolution: how it ended
 	ItemsResolved                  // Items: what the answer says of each item of a batch (F7)
+	UpgradeClosed                  // Tunnel: the bytes carried after a 101 (G4)
 	eventTypes
 )
 
@@ -102,6 +103,7 @@ var eventNames = [...]string{
 	LeaseTaken: "LEASE_TAKEN", LeaseRenewed: "LEASE_RENEWED", LeaseEnded: "LEASE_ENDED", RetryStopped: "RETRY_STOPPED",
 	Reconciled: "RECONCILED", Attested: "ATTESTED", EvidenceImported: "EVIDENCE_IMPORTED",
 	JobRecorded: "JOB_RECORDED", JobPolled: "JOB_POLLED", JobEnded: "JOB_ENDED", ItemsResolved: "ITEMS_RESOLVED",
+	UpgradeClosed: "UPGRADE_CLOSED",
 }
 
 // EventTypes returns every valid event type.
@@ -366,11 +368,14 @@ func joinFields(text map[string][]string, raw map[string][][]byte) map[string][]
 	return text
 }
 
-// TunnelInfo describes a blind tunnel (CONTRACT V7): it claims nothing about the origin.
+// TunnelInfo describes a blind tunnel (CONTRACT V7), or what was carried after an
+// upgrade: it claims nothing about the origin.
 type TunnelInfo struct {
-	Authority string `json:"authority"`
+	Authority string `json:"authority,omitempty"`
 	BytesOut  int64  `json:"bytes_out,omitempty"`
 	BytesIn   int64  `json:"bytes_in,omitempty"`
+	// Redacted is the number of places at which a secret was masked (C5).
+	Redacted int `json:"redacted,omitempty"`
 }
 
 // Boot marks a start of the process.

@@ -113,8 +113,9 @@ func outgoingHeader(s *Submission, r *routes.Route, pseudonym string) (http.Head
 			}
 		}
 	}
-	if refusal := checkUpgrade(h); refusal != nil {
-		return nil, refusal
+	protocol, refused := wantedUpgrade(h, s, r)
+	if refused != nil {
+		return nil, refused
 	}
 	if looped(h, pseudonym) {
 		return nil, refusal(outcome.CodeLoopDetected, "request.headers.via", "own_pseudonym", "The request has passed this proxy already.")
@@ -146,25 +147,17 @@ func outgoingHeader(s *Submission, r *routes.Route, pseudonym string) (http.Head
 		h["User-Agent"] = []string{""} // net/http adds its own otherwise
 	}
 	h.Add("Via", viaVersion(s.Protocol)+" "+pseudonym)
+	if protocol != "" {
+		h["Connection"], h["Upgrade"] = []string{"Upgrade"}, []string{protocol}
+		// Compressed messages could not be searched for the secret (C5).
+		delete(h, "Sec-Websocket-Extensions")
+	}
 	return h, nil
 }
 
 func refusal(code outcome.Code, field, reason, detail string) *Refusal {
 	f, _ := outcome.Of(code)
 	return &Refusal{Facts: f, Field: field, Reason: reason, Detail: detail}
-}
-
-// checkUpgrade refuses protocol upgrades (Q10). "h2c" is left out of the request
-// instead: curl and Java offer it on every plain request.
-func checkUpgrade(h http.Header) *Refusal {
-	for _, line := range h["Upgrade"] {
-		for name := range strings.SplitSeq(line, ",") {
-			if name = strings.TrimSpace(name); name != "" && !strings.EqualFold(name, "h2c") {
-				return refusal(outcome.CodeUnsupportedAction, "request.headers.upgrade", "upgrade", "Protocol upgrades are not carried on this route.")
-			}
-		}
-	}
-	return nil
 }
 
 // looped looks for the own pseudonym in Via (RFC 9110 §7.6.3).

@@ -440,6 +440,7 @@ func (a *action) choose(context.Context) *Refusal {
 		return refused
 	}
 	a.out.Idle, a.out.MaxBody, a.out.CloseDelimited = r.Limits.Idle, r.Limits.Response, r.Contract.CloseDelimited
+	a.out.Upgrade = strings.Join(header["Upgrade"], "")
 	a.accepted.Target = shownTarget(a.out)
 	a.repeatable = r.Repeatable(a.s.Method)
 	a.advice = outcome.ByContract(a.repeatable, false)
@@ -619,7 +620,7 @@ const (
 
 // connect makes the connection, in bounded and recorded tries (CONTRACT E7, E8).
 func (a *action) connect(ctx context.Context) (Conn, *Reply) {
-	order := &Order{Target: a.out.Target, Upstream: &a.route.Upstream, Identity: a.identity, Certificate: a.certificate, MaxRest: restUnsafe}
+	order := &Order{Target: a.out.Target, Upstream: &a.route.Upstream, Identity: a.identity, Certificate: a.certificate, MaxRest: restUnsafe, HTTP1: a.out.Upgrade != ""}
 	if a.repeatable {
 		order.MaxRest = restRepeatable
 	}

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"fmt"
+	"net/http"
 	"time"
 
 	"waybill/internal/control"
@@ -57,7 +58,8 @@ type Record struct {
 	// accepted, and of the one that follows it.
 	Job *Job `json:"job,omitempty"`
 	// Items are the children of a batch that its answer resolved (F7).
-	Items *Items `json:"items,omitempty"`
+	Items    *Items      `json:"items,omitempty"`
+	Upgraded *TunnelInfo `json:"upgraded,omitempty"` // what was carried after a 101
 
 	AcceptedAt time.Time `json:"accepted_at"`
 	EndedAt    time.Time `json:"ended_at,omitzero"`
@@ -154,6 +156,12 @@ func (r *Record) attempt(n int) *Attempt {
 		}
 	}
 	return nil
+}
+
+// switched reports whether the action ended with a 101.
+func (r *Record) switched() bool {
+	a := r.Deciding()
+	return r.Ended && a != nil && a.Response != nil && a.Response.Status == http.StatusSwitchingProtocols
 }
 
 // Deciding returns the attempt whose facts are the action's, or nil when none was started.
@@ -330,6 +338,12 @@ func apply(r *Record, ev *Event, seq uint64) error {
 		return nil
 	case TunnelOpened, TunnelClosed:
 		return applyTunnel(r, ev)
+	case UpgradeClosed:
+		if ev.Tunnel == nil || r.Upgraded != nil || !r.switched() {
+			return illegal(ev, "no connection was upgraded")
+		}
+		r.Upgraded = ev.Tunnel
+		return nil
 	case LeaseTaken, LeaseRenewed, LeaseEnded:
 		return applyLease(r, ev)
 	case RetryStopped:

@@ -64,6 +64,12 @@ func (a *action) run(conn Conn) {
 		a.lateLeaving(cause)
 		reply.HandedOver(errLeft)
 	}
+	if u := reply.Upgraded; u != nil {
+		if left {
+			_ = u.Close()
+		}
+		<-u.done // it counts as running until then
+	}
 }
 
 // errLeft is the hand-over error of an answer that nobody waits for.
@@ -91,8 +97,11 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 			return
 		}
 		a.p.cfg.Logger.Error("panic in an attempt", slog.String("action", a.id.String()), slog.Any("stack", string(debug.Stack())))
-		if !released {
+		switch {
+		case !released:
 			conn.Release()
+		case end.Pipe != nil:
+			_ = end.Pipe.Close()
 		}
 		_ = sink.drain()
 		sink.screen.end(false, false)
@@ -109,7 +118,9 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 		ending := conn.Exchange(ctx, out, sink)
 		end = &ending
 		released = true
-		conn.Release()
+		if end.Pipe == nil {
+			conn.Release()
+		}
 		killpoint.At("dispatch-exchanged")
 		next := a.follow(out, end)
 		if next == nil {
@@ -135,7 +146,11 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 	if a.out.Exec != nil {
 		return a.resolveExec(end, sink)
 	}
-	return a.resolve(end, sink)
+	reply = a.resolve(end, sink)
+	if reply.Upgraded == nil && end.Pipe != nil {
+		_ = end.Pipe.Close()
+	}
+	return reply
 }
 
 // resolve turns an ending into durable records and then into the answer
@@ -169,6 +184,9 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 		ended.Reason = blocked
 		a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: ended})
 		return a.commitUnresolved(facts)
+	}
+	if end.Pipe != nil {
+		return a.upgraded(end, sink)
 	}
 	if end.Status/100 == 3 {
 		oneLocation(sink.header)

@@ -101,6 +101,9 @@ type Reply struct {
 	// error other than io.EOF ends the caller's answer abnormally (H5). Trailer, if it is
 	// not nil, is filled before io.EOF.
 	Streamed bool
+	// Upgraded carries the origin's connection after a 101: whoever answers the caller
+	// copies both ways and closes it. nil: an ordinary answer.
+	Upgraded *Upgraded
 	// HandedOver must be called once, with the error of writing the answer to the
 	// caller or nil (H2). It never blocks on the caller.
 	HandedOver func(err error)

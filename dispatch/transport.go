@@ -41,6 +41,8 @@ type Order struct {
 	// reused; 0: a fresh connection. A broken write on a reused one is unknown (E3),
 	// so operations that are not repeatable ask for little.
 	MaxRest time.Duration
+	// HTTP1 wants a connection that speaks HTTP/1.1: an upgrade exists there only.
+	HTTP1 bool
 	// MaxHeaderBytes bounds the response's header section.
 	MaxHeaderBytes int64
 	// Exec asks for a session of SSH; nil: for HTTP.
@@ -79,6 +81,8 @@ type Outgoing struct {
 	// Exec is the command of an action over SSH, in place of method, path and fields;
 	// nil: an HTTP request.
 	Exec *Exec
+	// Upgrade is the protocol the request asks for ("websocket"), "": none.
+	Upgrade string
 }
 
 // Sink receives an answer as it arrives. An error stops the exchange.
@@ -105,6 +109,9 @@ type Ending struct {
 	Exec       *ExecEnd // of a command
 	Proof      string   // of an authoritative refusal (G8)
 	StatusLine string   // of a malformed answer, capped
+	// Pipe is the connection after a 101 (G4), with what came behind it. Closing it
+	// gives the connection back; Release is not called then.
+	Pipe io.ReadWriteCloser
 	// Err is for the log of the process only; it may quote peers and is never
 	// returned or stored (L2, L4).
 	Err error

@@ -206,6 +206,8 @@ type Evidence struct {
 	StderrDigest   string `json:"stderr_digest,omitempty"`
 	Stdin          string `json:"stdin,omitempty"`        // "whole", or "streamed": then no fingerprint covers it
 	StdinDigest    string `json:"stdin_digest,omitempty"` // of what was handed over
+	// Carried is what passed after a 101, once that is over (G4).
+	Carried *Carried `json:"carried,omitempty"`
 
 	LocalCause    string       `json:"local_cause,omitempty"`    // F5
 	Field         string       `json:"field,omitempty"`          // B2: what the caller can correct
@@ -222,6 +224,12 @@ type Evidence struct {
 	Items       *Items       `json:"items,omitempty"`       // F7
 	LinkedTo    string       `json:"linked_to,omitempty"`   // the action that this one was started for
 	LinkKind    string       `json:"link_kind,omitempty"`   // why: reconcile, job, poll
+}
+
+// Carried counts the bytes of an upgraded connection. It says nothing of what they did.
+type Carried struct {
+	BytesOut int64 `json:"bytes_out"` // from the caller
+	BytesIn  int64 `json:"bytes_in"`  // to the caller
 }
 
 // Attempt is one try of an action (CONTRACT E7, A9).

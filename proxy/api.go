@@ -43,6 +43,9 @@ const callerListLimit = 1000
 // http://waybill.internal/ through it. A caller sees its own actions only (V4).
 func (p *Proxy) serveAPI(w http.ResponseWriter, r *http.Request) {
 	x := exchangeOf(r)
+	if x.noUpgrade() {
+		w.Header().Set("Connection", "close")
+	}
 	if f := x.fromBrowser(r); f != nil {
 		x.unrecorded(x.apiShape(r), f, false)
 		return

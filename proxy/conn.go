@@ -22,7 +22,7 @@ const (
 	phaseHead    connPhase = iota // before or inside a head: nothing is handed out
 	phaseLength                   // inside a body of known length
 	phaseChunked                  // inside a chunked body
-	phaseHold                     // after a CONNECT head: everything is held back
+	phaseHold                     // after the head of a CONNECT or an upgrade: everything is held back
 	phaseDead                     // a head was refused: what comes is dropped
 	phaseBroken                   // a body was malformed: reads fail
 )
@@ -276,6 +276,8 @@ func (c *headConn) nextHead() {
 		c.phase, c.chunks = phaseChunked, chunkFollower{}
 	case h.length > 0:
 		c.phase, c.left = phaseLength, h.length
+	case h.upgrade:
+		c.phase = phaseHold
 	}
 }
 
@@ -467,7 +469,7 @@ func (c *headConn) violationFor(requestURI string) *violation {
 	return c.bad
 }
 
-// resume ends holding back after a CONNECT that was answered without a tunnel. It
+// resume ends holding back after a CONNECT or an upgrade that was answered without it. It
 // reports whether the caller had sent something already: those bytes were meant
 // for the tunnel, so the connection must not go on (they would be read as requests).
 func (c *headConn) resume() (sentEarly bool) {

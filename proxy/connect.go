@@ -133,20 +133,10 @@ func (p *Proxy) hijack(r *http.Request, _ net.Conn, _ *goproxy.ProxyCtx) {
 	if !ok {
 		return // only takeOver leads here
 	}
-	c := t.front.release()
+	c := p.adopt(t, t.front)
 	c.tunnel = t
-	front := c.onClose
-	c.onClose = func() {
-		front()
-		p.mu.Lock()
-		delete(p.tunnels, t)
-		p.mu.Unlock()
-		p.hijacked.add(-1)
-	}
-	p.hijacked.add(1)
 	p.mu.Lock()
-	t.taken, t.conn = c, c
-	p.tunnels[t] = struct{}{}
+	t.taken = c
 	p.mu.Unlock()
 }
 

@@ -34,6 +34,7 @@ type headInfo struct {
 	authority string // of an absolute-form or authority-form target, unchanged
 	chunked   bool
 	length    int64 // of the body, when not chunked
+	upgrade   bool  // WebSocket is asked for: what follows may be no HTTP
 }
 
 // violation is why a head was refused. Texts are fixed: nothing of the request is in them.
@@ -299,6 +300,8 @@ func readFields(rest []byte, h *headInfo) (fields, *violation) {
 			f.trailer = append(f.trailer, v)
 		case strings.EqualFold(n, "Proxy-Authorization"):
 			f.proxyAuth = append(f.proxyAuth, v)
+		case strings.EqualFold(n, "Upgrade"):
+			h.upgrade = h.upgrade || strings.Contains(strings.ToLower(v), "websocket")
 		}
 	}
 }

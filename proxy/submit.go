@@ -321,11 +321,14 @@ func (x *exchange) response(r *http.Request, reply *dispatch.Reply) *http.Respon
 	if h == nil {
 		h = http.Header{}
 	}
+	if reply.Upgraded != nil {
+		x.upgrade(reply)
+	}
 	closing := slices.ContainsFunc(h["Connection"], func(v string) bool { return strings.EqualFold(strings.TrimSpace(v), "close") })
 	for _, k := range notForwarded {
 		delete(h, k)
 	}
-	if closing || x.body.cut() && x.conn.head != nil {
+	if closing || x.noUpgrade() || x.body.cut() && x.conn.head != nil {
 		h["Connection"] = []string{"close"}
 	}
 	if _, ok := h["Content-Type"]; !ok {
@@ -500,6 +503,9 @@ func (x *exchange) recovered(r *http.Request) {
 	}
 	x.p.metrics.Unrecorded(f.Code)
 	env := outcome.NewEnvelope(id, f, "", outcome.Evidence{})
+	if x.noUpgrade() {
+		x.w.Header().Set("Connection", "close")
+	}
 	x.w.answer(env.Answer(x.shape(r)))
 }
 

@@ -38,7 +38,9 @@ type Route struct {
 	// be followed to this route with its credential (CONTRACT R3).
 	RedirectFrom []string
 	// Dialect is the form of Waybill's own answers on this route (CONTRACT L9).
-	Dialect  outcome.Dialect `json:",omitzero"`
+	Dialect outcome.Dialect `json:",omitzero"`
+	// Upgrade says what becomes of a request for another protocol on the connection.
+	Upgrade  Upgrade
 	Upstream Upstream
 	Limits   Limits
 	// SSH makes the route one for commands over SSH; nil: for HTTP requests.
@@ -106,6 +108,18 @@ type Redirects uint8
 const (
 	RedirectsRelay Redirects = iota
 	RedirectsSameOrigin
+)
+
+// Upgrade says what becomes of a WebSocket handshake (RFC 6455). Zero is
+// UpgradeRefuse.
+type Upgrade uint8
+
+// The ways with upgrades. With UpgradeTunnel the handshake is an action like any
+// other, and what follows a 101 is carried both ways (CONTRACT G4). Every other
+// protocol is refused either way.
+const (
+	UpgradeRefuse Upgrade = iota
+	UpgradeTunnel
 )
 
 // Leak says what becomes of an answer that holds the injected secret (CONTRACT C5).

@@ -211,7 +211,7 @@ func (r *Route) check() error {
 		return errors.New("it allows and refuses plaintext")
 	case r.Upstream.RootsOnly && len(r.Upstream.RootsPEM) == 0:
 		return errors.New("roots_only without roots trusts nobody")
-	case r.Delivery > DeliveryStream || r.Redirects > RedirectsSameOrigin || r.Leak > LeakBlock || r.Durability > Relaxed || !r.Dialect.Valid():
+	case r.Delivery > DeliveryStream || r.Redirects > RedirectsSameOrigin || r.Leak > LeakBlock || r.Upgrade > UpgradeTunnel || r.Durability > Relaxed || !r.Dialect.Valid():
 		return errors.New("an enumeration has an unknown value")
 	}
 	if r.SSH != nil && r.Deny {

@@ -331,7 +331,7 @@ func fullRoute() Route {
 			Conditional: true, Responses: []Response{{409, outcome.Committed, outcome.Never}}, OnRepeat: RepeatRefuse,
 			Retry: &Retry{Attempts: 3, Total: 3, Backoff: 1, Max: 2, IgnoreRetryAfter: true, Background: true}},
 		Delivery: DeliveryBuffered, Durability: Relaxed, RejectManaged: true, PassAuthorization: true,
-		Callers: []string{"ci"}, RedirectFrom: []string{"https://api.example.com"}, Redirects: RedirectsSameOrigin, Leak: LeakBlock, Strip: []string{"Cookie"},
+		Callers: []string{"ci"}, RedirectFrom: []string{"https://api.example.com"}, Redirects: RedirectsSameOrigin, Leak: LeakBlock, Upgrade: UpgradeTunnel, Strip: []string{"Cookie"},
 		Dialect: outcome.DialectSlack,
 		Upstream: Upstream{
 			AllowPlaintext: true, RootsPEM: []byte("pem"), RootsOnly: true, Pins: []string{"sha256:00"},

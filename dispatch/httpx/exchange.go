@@ -134,7 +134,14 @@ func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispat
 	if err != nil {
 		return c.noResponse(ctx, err, first)
 	}
-	defer func() { _ = resp.Body.Close() }()
+	defer func() {
+		if end.Pipe == nil {
+			_ = resp.Body.Close()
+		}
+	}()
+	if resp.StatusCode == http.StatusSwitchingProtocols && out.Upgrade != "" {
+		return c.switched(out, resp, sink)
+	}
 	if resp.StatusCode < 200 {
 		// 0xx is no HTTP status (RFC 9110 §15); a 101 was not asked for.
 		return dispatch.Ending{Code: outcome.CodeRemoteProtocolError, StatusLine: c.statusLine(), Err: fmt.Errorf("status %d", resp.StatusCode)}
@@ -174,7 +181,7 @@ func request(ctx context.Context, out *dispatch.Outgoing, sent *sentBody) (*http
 		Host:          out.Authority,
 		ContentLength: out.Length,
 	}).WithContext(ctx)
-	if out.Body != nil {
+	if out.Body != nil && out.Upgrade == "" {
 		body, err := out.Body()
 		if err != nil {
 			return nil, err

@@ -75,6 +75,7 @@ type poolKey struct {
 	target       routes.Target
 	requirements [sha256.Size]byte
 	identity     string
+	http1        bool // no HTTP/2 was offered
 }
 
 type preparedKey struct{}
@@ -180,7 +181,7 @@ func put(h hash.Hash, b []byte) {
 // Connect returns a pooled connection that rested no longer than o.MaxRest, or a
 // fresh one. Errors are *dispatch.SetupError.
 func (t *Transport) Connect(ctx context.Context, o *dispatch.Order) (dispatch.Conn, error) {
-	key := poolKey{target: o.Target, requirements: t.requirements(o.Upstream), identity: o.Identity}
+	key := poolKey{target: o.Target, requirements: t.requirements(o.Upstream), identity: o.Identity, http1: o.HTTP1}
 	if control.Off("E6-pool-by-requirements") {
 		key = poolKey{target: o.Target}
 	}
@@ -208,6 +209,10 @@ func (t *Transport) Connect(ctx context.Context, o *dispatch.Order) (dispatch.Co
 			// Always this one: chosen by the authorities that a server names, it might be none.
 			cfg = cfg.Clone()
 			cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return o.Certificate, nil }
+		}
+		if o.HTTP1 {
+			cfg = cfg.Clone()
+			cfg.NextProtos = []string{"http/1.1"}
 		}
 		raw := &rawConn{Conn: tcp}
 		secured, err := t.handshake(ctx, raw, cfg, o.Target.Host)

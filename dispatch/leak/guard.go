@@ -232,6 +232,15 @@ func (s *Stream) Flush(dst []byte) []byte {
 	return dst
 }
 
+// Tail returns what is held back at present, valid until the next call. It may be the
+// beginning of a secret: whoever lets any of it go decides how much that may be.
+func (s *Stream) Tail() []byte {
+	if s == nil {
+		return nil
+	}
+	return s.open().held
+}
+
 // Held is the number of bytes held back at present.
 func (s *Stream) Held() int {
 	if s == nil {

@@ -21,9 +21,9 @@ import (
 
 var (
 	routeSchema = schema{
-		keys: []string{"name", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "leak", "redirects", "redirect_from", "dialect", "callers", "upstream", "limits"},
+		keys: []string{"name", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "leak", "redirects", "redirect_from", "dialect", "callers", "upstream", "limits", "upgrade"},
 		unbuilt: map[string][]string{
-			"approval": {"none"}, "upgrade": {"refuse"},
+			"approval": {"none"},
 		},
 	}
 	matchSchema = schema{
@@ -135,6 +135,9 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) routes.R
 		return r.fieldName(s)
 	})
 	rt.Callers = r.routeCallers(o, callers)
+	if o.enum("upgrade", "refuse", "tunnel") == 1 {
+		rt.Upgrade = routes.UpgradeTunnel
+	}
 	if o.enum("leak", "redact", "block") == 1 {
 		rt.Leak = routes.LeakBlock
 	}
