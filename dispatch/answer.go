@@ -29,14 +29,16 @@ type ActionView struct {
 	Delivered       bool      `json:"delivered"`
 	Status          int       `json:"status,omitempty"` // of the stored result
 	Durability      string    `json:"durability,omitempty"`
+	// Link says which action this one was started for, and why.
+	Link *Link `json:"link,omitempty"`
 }
 
 // View returns the record as it is listed.
 func (r *Record) View() ActionView {
 	f := r.Shown()
-	v := ActionView{InvocationID: r.ID.String(), RequestID: r.RequestID, Caller: r.Caller, Method: r.Method, Target: r.Target,
+	v := ActionView{Link: r.linkView(), InvocationID: r.ID.String(), RequestID: r.RequestID, Caller: r.Caller, Method: r.Method, Target: r.Target,
 		Phase: f.Phase.String(), Outcome: f.Outcome.String(), Retry: f.Retry.String(), Code: f.Code.String(),
-		DispatchStarted: r.Dispatched(), Attempts: len(r.Attempts), AcceptedAt: r.AcceptedAt, EndedAt: r.EndedAt, Ended: r.Ended, Delivered: r.Delivered}
+		DispatchStarted: r.Dispatched(), Attempts: len(r.Attempts), AcceptedAt: r.AcceptedAt, EndedAt: r.EndedAt, Ended: r.Ended && !r.Pending(), Delivered: r.Delivered}
 	switch {
 	case r.Bound != nil:
 		v.Route = r.Bound.Route
@@ -127,6 +129,7 @@ func (r *Record) Evidence() outcome.Evidence {
 func (r *Record) ResultHeader(res *Result) http.Header {
 	h := relayedHeader(res.Header)
 	outcome.Annotate(h, r.ID.String(), r.Shown(), outcome.Shape{InsideTunnel: true, ReceivedStatus: res.Status}, !r.Repeatable())
+	r.annotateJob(h)
 	return h
 }
 

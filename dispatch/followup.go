@@ -326,8 +326,8 @@ func applyJob(r *Record, ev *Event, seq uint64) error {
 		return illegal(ev, "no job")
 	}
 	if ev.Type == JobRecorded {
-		if r.Job != nil && r.Job.ID != ev.Job.ID {
-			return illegal(ev, "another job is on record")
+		if r.follows() && r.Job != nil {
+			return illegal(ev, "the job is on record")
 		}
 		if !r.follows() {
 			a := r.attempt(ev.Attempt)

@@ -67,6 +67,8 @@ type Pipeline struct {
 	running  sync.WaitGroup
 	claims   map[claim]ActionID // request ids of actions that have no record yet
 	entropy  *ulid.MonotonicEntropy
+
+	follow followUps
 }
 
 type claim struct{ caller, requestID string }
@@ -184,6 +186,8 @@ type action struct {
 
 	committed bool // its result is stored; set before settled
 
+	recall *Recall // what may be asked for later (K6)
+
 	// Of a command; see exec.go.
 	command     *routes.CommandMatch
 	execEnv     []EnvVar
@@ -282,7 +286,7 @@ func (a *action) prepare(ctx context.Context) *Reply {
 		return a.journalUnavailable(outcome.Validation, err)
 	}
 	a.binding = a.p.binding.Load()
-	steps, secret := []func(context.Context) *Refusal{a.aim, a.choose, a.followsRedirect, a.claim, a.spool, a.guard}, []func(context.Context) *Refusal{a.authorise, a.attach}
+	steps, secret := []func(context.Context) *Refusal{a.aim, a.choose, a.internal, a.followsRedirect, a.claim, a.spool, a.guard, a.remember}, []func(context.Context) *Refusal{a.authorise, a.attach}
 	if a.s.Exec != nil {
 		steps = []func(context.Context) *Refusal{a.aimExec, a.chooseExec, a.claim, a.spoolExec, a.guard}
 		secret = []func(context.Context) *Refusal{a.authoriseExec, a.attachExec}
@@ -296,7 +300,7 @@ func (a *action) prepare(ctx context.Context) *Reply {
 		}
 	}
 	a.add(Event{Type: PreflightValidated, Bound: &Bound{Route: a.route.Name, Snapshot: a.binding.Snapshot.Digest(), Fingerprint: a.print,
-		Repeatable: a.repeatable, BodyBytes: a.out.Length}})
+		Repeatable: a.repeatable, BodyBytes: a.out.Length, Recall: a.recall}})
 	a.stage(metrics.StageAccept)
 	for _, step := range secret {
 		if refused := step(ctx); refused != nil {

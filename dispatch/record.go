@@ -119,7 +119,7 @@ func (r *Record) following() bool {
 // Unresolved reports whether the action ended with an unknown outcome that later
 // evidence may still resolve (K2). A blind tunnel's never is (V7).
 func (r *Record) Unresolved() bool {
-	return r.Ended && r.Facts.Outcome == outcome.Unknown && r.Tunnel == nil
+	return r.Ended && r.Facts.Outcome == outcome.Unknown && r.Tunnel == nil && !r.Pending()
 }
 
 // Repeatable reports whether the operation was declared or is known to be safe to repeat (G6).

@@ -197,6 +197,8 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 	if to := relayedRedirect(end.Status, sink.header["Location"], a.out.Target); to != "" {
 		result.RedirectTo, result.RedirectFrom = to, a.out.Target.Origin()
 	}
+	a.guardJob(a.acceptJob(end, sink, facts), result)
+	a.resolveItems(end, sink, facts)
 	a.add(Event{Type: ResultCommitted, Attempt: a.tries, Ended: a.ended(facts, end, outcome.RemoteResponse), Result: result})
 	a.noteLeaving()
 	// An answer that is read back from the journal must be there: a relaxed append
@@ -380,6 +382,7 @@ func (a *action) relay(rec Record, result *Result, sink *resultSink) *Reply {
 	shape := a.shape(&rec, f)
 	shape.ReceivedStatus = result.Status
 	outcome.Annotate(h, a.id.String(), f, shape, !a.repeatable)
+	rec.annotateJob(h)
 	r := &Reply{ID: a.id, Record: rec, Status: result.Status, Header: h, Trailer: http.Header(result.Trailer).Clone(), ContentLength: result.Bytes}
 	switch {
 	case a.s.Method == http.MethodHead:

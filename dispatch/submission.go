@@ -58,6 +58,9 @@ type Submission struct {
 	// Informational passes a 1xx answer on (G4); may be nil.
 	Informational func(status int, h http.Header)
 
+	// Internal is set for a request that Waybill makes by itself, for another action.
+	Internal *Internal
+
 	// Exec makes the submission a command over SSH; nil: an HTTP request.
 	Exec *ExecRequest
 
