@@ -283,6 +283,8 @@ func TestSchemaKeys(t *testing.T) {
 		"hmac": {doc.Defs["hmac"], hmacSchema}, "sigv4": {doc.Defs["sigv4"], sigv4Schema},
 		"match": {doc.Defs["match"], matchSchema}, "injection": {doc.Defs["injection"], injectSchema}, "contract": {doc.Defs["contract"], contractSchema},
 		"idempotency": {doc.Defs["idempotency"], idempotencySchema}, "retry": {doc.Defs["retry"], retrySchema}, "meaning": {doc.Defs["meaning"], responseSchema},
+		"reconcile": {doc.Defs["reconcile"], reconcileSchema}, "async": {doc.Defs["async"], asyncSchema}, "batch": {doc.Defs["batch"], batchSchema},
+		"marker": {doc.Defs["marker"], markerSchema}, "condition": {doc.Defs["condition"], conditionSchema},
 		"upstream": {doc.Defs["upstream"], upstreamSchema}, "limits": {doc.Defs["limits"], limitsSchema},
 	} {
 		want := slices.Clone(c.want.keys)
@@ -307,7 +309,7 @@ func TestSchemaKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range []schema{rootSchema, listenSchema, callerSchema, credentialSchema, sourceSchema, routeSchema, matchSchema, injectSchema, contractSchema, idempotencySchema, retrySchema, responseSchema, limitsSchema,
-		kubernetesSchema, keyringSchema, hashicorpSchema, awsSchema, onePasswordSchema, oauthSchema, gitHubAppSchema, hmacSchema, sigv4Schema} {
+		kubernetesSchema, keyringSchema, hashicorpSchema, awsSchema, onePasswordSchema, oauthSchema, gitHubAppSchema, hmacSchema, sigv4Schema, reconcileSchema, asyncSchema, batchSchema, markerSchema, conditionSchema} {
 		for _, k := range s.keys {
 			if !bytes.Contains(full, []byte(k+":")) && k != "path" {
 				t.Errorf("full.yaml does not show %s", k)

@@ -31,8 +31,7 @@ var (
 		hints: map[string]string{"port": "write ports: [443]", "method": "write methods: [GET]", "url": "write host: and path:"},
 	}
 	contractSchema = schema{
-		keys:    []string{"repeatable", "refused_before_execution", "close_delimited", "end_marker", "idempotency", "conditional", "responses", "retry", "on_repeat"},
-		unbuilt: map[string][]string{"reconcile": nil, "async": nil, "batch": nil},
+		keys: []string{"repeatable", "refused_before_execution", "close_delimited", "end_marker", "idempotency", "conditional", "responses", "retry", "on_repeat", "reconcile", "async", "batch", "marker"},
 	}
 	upstreamSchema = schema{
 		keys:    []string{"scheme", "roots", "roots_only", "pins", "resolve", "allow_private", "allow_plaintext", "refuse_plaintext"},
@@ -51,6 +50,7 @@ func homeOf(key string) string {
 		{"the top level", rootSchema},
 		{"a route", routeSchema}, {"match of a route", matchSchema}, {"an entry of inject", injectSchema}, {"contract of a route", contractSchema}, {"idempotency of a contract", idempotencySchema}, {"retry of a contract", retrySchema},
 		{"upstream of a route", upstreamSchema}, {"limits of a route", limitsSchema}, {"listen", listenSchema}, {"from of a credential", sourceSchema},
+		{"reconcile of a contract", reconcileSchema}, {"async of a contract", asyncSchema}, {"batch of a contract", batchSchema},
 	} {
 		if _, unbuilt := s.s.unbuilt[key]; unbuilt || contains(s.s.keys, key) {
 			return s.name
@@ -373,6 +373,7 @@ func (r *reader) contract(n *yaml.Node, path string) routes.Contract {
 		}
 	}
 	r.repeats(o, &c)
+	r.followUp(o, &c)
 	c.CloseDelimited = o.boolean("close_delimited", false)
 	if s, ok := o.text("end_marker", "text such as \"[DONE]\""); ok {
 		if c.EndMarker = s; s == "" || len(s) > maxMarker || strings.TrimSpace(s) != s || strings.ContainsAny(s, "\r\n") {
