@@ -38,7 +38,7 @@ const (
 
 // committer is the state of the one goroutine that writes.
 type committer struct {
-	head head
+	head       head
 	checkpoint uint64 // sequence of the last checkpoint
 	// settled is the last group that is durable in the store itself: what is after it
 	// can be made again from the witness only.

@@ -345,6 +345,7 @@ func (s *server) shutdown(ctx context.Context) error {
 
 // serveFlags are the flags of "serve".
 type serveFlags struct {
+	memoryLimit         string
 	proxy, ssh, metrics string
 	logLevel, logFormat string
 	drain               time.Duration
@@ -378,6 +379,7 @@ known, restart.`,
 	f.StringVar(&flags.metrics, "metrics", "", "`address` of /metrics, /livez and /readyz (default listen.metrics, else "+defaultMetricsListen+"; off: none)")
 	f.StringVar(&flags.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&flags.logFormat, "log-format", "text", "text or json; the log goes to standard error")
+	f.StringVar(&flags.memoryLimit, "memory-limit", memoryAuto, "memory this process may take, as 128MiB: auto is the control group's limit (cgroup v1 or v2; a GOMEMLIMIT of the environment goes first), off none")
 	f.DurationVar(&flags.drain, "drain", 30*time.Second, "how long SIGTERM waits for running requests")
 	f.BoolVar(&flags.anyFilesystem, allowAnyFilesystem, false, "keep the journal on a file system that may forget what it acknowledged (tmpfs, overlayfs, NFS); for trying things out")
 	_ = cmd.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
@@ -397,6 +399,9 @@ func (a *app) serve(ctx context.Context, flags *serveFlags) error {
 	protectMemory()
 	logger := newLogger(a.stderr, level, flags.logFormat)
 	redirectStandardLog(logger)
+	if err := limitMemory(flags.memoryLimit, a.getenv, logger); err != nil {
+		return err
+	}
 
 	// Signals are taken before anything starts: none is lost, and none kills a start
 	// half way.

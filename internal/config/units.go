@@ -29,6 +29,9 @@ func parseSize(s string) (int64, bool) {
 	return 0, false
 }
 
+// ParseSize reads a size as the configuration file writes it.
+func ParseSize(s string) (int64, bool) { return parseSize(s) }
+
 // FormatSize prints a size as the configuration file writes it, in the largest unit
 // that needs no fraction.
 func FormatSize(n int64) string {
