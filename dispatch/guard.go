@@ -5,8 +5,6 @@ import (
 	"net/http"
 
 	"waybill/dispatch/leak"
-	"waybill/internal/control"
-	"waybill/routes"
 )
 
 // maxHeld bounds the bytes of an encoded answer that are held back because nobody
@@ -27,18 +25,6 @@ type screen struct {
 
 	masked int    // places
 	reason string // why the result is blocked; "": it is not
-}
-
-// newScreen returns the screen of an action with these secrets.
-func newScreen(secrets []string, mode routes.Leak) *screen {
-	if control.Off("C5-secrets-masked") {
-		return &screen{}
-	}
-	list := make([][]byte, len(secrets))
-	for i, s := range secrets {
-		list[i] = []byte(s)
-	}
-	return &screen{guard: leak.New(list...), block: mode == routes.LeakBlock}
 }
 
 // found counts masked places and blocks where the route wants that.

@@ -61,6 +61,7 @@ type Pipeline struct {
 	cfg       Config
 	binding   atomic.Pointer[Binding]
 	templates sync.Map // text → *inject.Template
+	guards    guards
 
 	mu       sync.Mutex
 	draining bool
@@ -90,7 +91,10 @@ func New(cfg Config) *Pipeline {
 }
 
 // Swap binds new actions to b; those that are on their way keep theirs (D1).
-func (p *Pipeline) Swap(b *Binding) { p.binding.Store(b) }
+func (p *Pipeline) Swap(b *Binding) {
+	p.binding.Store(b)
+	p.guards.forget()
+}
 
 // Binding returns what new actions are bound to.
 func (p *Pipeline) Binding() *Binding { return p.binding.Load() }

@@ -31,9 +31,9 @@ func bodyOf(s *spool) func() (io.Reader, error) {
 // caller: it ends under the route's own limit (CONTRACT F5).
 func (a *action) run(conn Conn) {
 	defer a.close()
-	sink := &resultSink{a: a, hash: sha256.New(), wire: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory), length: -1, screen: newScreen(a.secrets, a.route.Leak)}
+	sink := &resultSink{a: a, hash: sha256.New(), wire: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory), length: -1, screen: a.p.screen(a.secrets, a.route.Leak)}
 	if a.out.Exec != nil {
-		sink.exec = &execSink{streamed: a.s.Exec.Streamed, stderr: newScreen(a.secrets, a.route.Leak)}
+		sink.exec = &execSink{streamed: a.s.Exec.Streamed, stderr: a.p.screen(a.secrets, a.route.Leak)}
 		sink.screen.begin(http.Header{})
 		sink.exec.stderr.begin(http.Header{})
 		defer close(a.over)
@@ -536,7 +536,7 @@ func (s *resultSink) restart() {
 	s.wire.Reset()
 	s.buf.Reset()
 	s.screen.end(false, false)
-	s.screen = newScreen(s.a.secrets, s.a.route.Leak)
+	s.screen = s.a.p.screen(s.a.secrets, s.a.route.Leak)
 	s.status, s.header, s.length, s.stored, s.total, s.tail = 0, nil, -1, 0, 0, nil
 }
 

@@ -602,10 +602,14 @@ func (j *Journal) indexes(entries []entry, r *request, old, next *projection) []
 	if rec.GuardsRepeats() && (old == nil || !old.rec.GuardsRepeats()) {
 		// By the sequence of its ending, so that the latest ending is found first. Never
 		// removed: a stale entry is harmless, the projection is read again.
-		entries = append(entries, entry{key: keyLatest(famGuard, j.seal.mac(macGuard, rec.Caller, rec.Bound.Fingerprint), rec.LastSeq, r.action)})
+		mac := j.seal.mac(macGuard, rec.Caller, rec.Bound.Fingerprint)
+		j.absence.add(&mac)
+		entries = append(entries, entry{key: keyLatest(famGuard, mac, rec.LastSeq, r.action)})
 	}
 	if to := rec.RedirectKey(); to != "" && (old == nil || old.rec.RedirectKey() != to) {
-		entries = append(entries, entry{key: keyLatest(famRedirect, j.seal.mac(macGoto, rec.Caller, to), rec.LastSeq, r.action)})
+		mac := j.seal.mac(macGoto, rec.Caller, to)
+		j.absence.add(&mac)
+		entries = append(entries, entry{key: keyLatest(famRedirect, mac, rec.LastSeq, r.action)})
 	}
 	return entries
 }

@@ -50,6 +50,7 @@ type Journal struct {
 	relaxed   relaxedStates
 	watch     watchers
 	space     spaceGate
+	absence   absence
 	retention retention
 	stats     counters
 	sessions  sync.Mutex                    // one event of a session at a time

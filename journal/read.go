@@ -132,7 +132,7 @@ func (j *Journal) ByRequestID(_ context.Context, caller, requestID string) (id d
 // Guarding implements dispatch.Journal: the action that ended last of those that
 // guard against a repeat (CONTRACT O3). Actions still running are not in the index.
 func (j *Journal) Guarding(_ context.Context, caller, fingerprint string) (dispatch.Record, error) {
-	return j.latest(prefixLatest(famGuard, j.seal.mac(macGuard, caller, fingerprint)), func(r *dispatch.Record) bool {
+	return j.latest(famGuard, j.seal.mac(macGuard, caller, fingerprint), func(r *dispatch.Record) bool {
 		return r.Caller == caller && r.Bound != nil && r.Bound.Fingerprint == fingerprint && r.GuardsRepeats()
 	})
 }
@@ -140,14 +140,18 @@ func (j *Journal) Guarding(_ context.Context, caller, fingerprint string) (dispa
 // Redirecting implements dispatch.Journal: the action whose answer sent the caller
 // there last (CONTRACT R3).
 func (j *Journal) Redirecting(_ context.Context, caller, key string) (dispatch.Record, error) {
-	return j.latest(prefixLatest(famRedirect, j.seal.mac(macGoto, caller, key)), func(r *dispatch.Record) bool {
+	return j.latest(famRedirect, j.seal.mac(macGoto, caller, key), func(r *dispatch.Record) bool {
 		return r.Caller == caller && key != "" && r.RedirectKey() == key
 	})
 }
 
 // latest returns the first action downwards from the end of an index for which match
 // holds. Index entries are hints: the projection is read, and decides.
-func (j *Journal) latest(prefix []byte, match func(*dispatch.Record) bool) (rec dispatch.Record, err error) {
+func (j *Journal) latest(family byte, mac digest, match func(*dispatch.Record) bool) (rec dispatch.Record, err error) {
+	if !j.db.IsClosed() && j.absence.certain(&mac) {
+		return rec, dispatch.ErrActionNotFound
+	}
+	prefix := prefixLatest(family, mac)
 	err = j.view(func(txn *badger.Txn) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix, Reverse: true})
 		defer it.Close()

@@ -228,6 +228,7 @@ func (j *Journal) open() error {
 		return fmt.Errorf("journal: witness: %w", err)
 	}
 	j.space.fill(j)
+	j.background.Go(j.loadAbsence)
 	return j.startSweeper(newest)
 }
 

@@ -1,0 +1,68 @@
+package dispatch
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"sync"
+
+	"waybill/dispatch/leak"
+	"waybill/internal/control"
+	"waybill/routes"
+)
+
+// maxGuards bounds the guards that are kept: more credentials than that at once are
+// rare, and a guard that is not there is made again.
+const maxGuards = 32
+
+// guards keeps what was made of a credential's forms for the actions that follow under
+// it: making it costs more than searching a small answer. It holds secrets, as the
+// credential store does, and forgets them when the configuration changes.
+type guards struct {
+	mu   sync.Mutex
+	made map[[sha256.Size]byte]*leak.Guard
+}
+
+// of returns the guard of these secrets.
+func (g *guards) of(secrets []string) *leak.Guard {
+	if len(secrets) == 0 {
+		return nil
+	}
+	h := sha256.New()
+	var n [8]byte
+	for _, s := range secrets {
+		binary.BigEndian.PutUint64(n[:], uint64(len(s)))
+		h.Write(n[:])
+		h.Write([]byte(s))
+	}
+	var key [sha256.Size]byte
+	h.Sum(key[:0])
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if guard, ok := g.made[key]; ok {
+		return guard
+	}
+	list := make([][]byte, len(secrets))
+	for i, s := range secrets {
+		list[i] = []byte(s)
+	}
+	guard := leak.New(list...)
+	if len(g.made) >= maxGuards || g.made == nil {
+		g.made = make(map[[sha256.Size]byte]*leak.Guard)
+	}
+	g.made[key] = guard
+	return guard
+}
+
+func (g *guards) forget() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.made = nil
+}
+
+// screen returns the screen of an action with these secrets.
+func (p *Pipeline) screen(secrets []string, mode routes.Leak) *screen {
+	if control.Off("C5-secrets-masked") {
+		return &screen{}
+	}
+	return &screen{guard: p.guards.of(secrets), block: mode == routes.LeakBlock}
+}
