@@ -77,6 +77,7 @@ func (r *Record) Evidence() outcome.Evidence {
 	if r.Relaxed {
 		ev.Durability = "relaxed"
 	}
+	r.repeatEvidence(&ev)
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
 		ev.Attempts = append(ev.Attempts, outcome.Attempt{N: a.N, Stage: a.Stage, Outcome: a.Facts.Outcome, Code: a.Facts.Code})
@@ -128,7 +129,7 @@ func (r *Record) Evidence() outcome.Evidence {
 // H3, V6).
 func (r *Record) ResultHeader(res *Result) http.Header {
 	h := relayedHeader(res.Header)
-	outcome.Annotate(h, r.ID.String(), r.Shown(), outcome.Shape{InsideTunnel: true, ReceivedStatus: res.Status}, !r.Repeatable())
+	outcome.Annotate(h, r.ID.String(), r.Shown(), outcome.Shape{InsideTunnel: true, ReceivedStatus: res.Status}, !r.Repeatable() && (r.Bound == nil || r.Bound.Key == nil))
 	r.annotateJob(h)
 	return h
 }
@@ -144,7 +145,11 @@ func (a *action) shape(rec *Record, f outcome.Facts) outcome.Shape {
 	if a.out != nil && a.route != nil && f.Phase != outcome.Validation && f.Phase != outcome.CredentialInjection {
 		s.NextHop = a.out.Target.Authority()
 	}
+	s.CallerSentKey = rec.Bound != nil && rec.Bound.Key != nil && rec.Bound.Key.Maker == "caller" || a.key != nil && a.key.Maker == "caller"
 	if d := rec.Deciding(); d != nil {
+		if d.End != nil {
+			s.RetryAfter = d.End.RetryAfter
+		}
 		if d.Dispatch != nil && d.Dispatch.Peer != nil {
 			s.NextProtocol = d.Dispatch.Peer.Protocol
 		}

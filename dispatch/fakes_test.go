@@ -437,7 +437,7 @@ func (c *fixedClock) Now() time.Time { return c.at }
 func testRoutes() []routes.Route {
 	yes := true
 	inject := []routes.Injection{{Header: "Authorization", Value: "Bearer ${secret}", Credential: "pay"}}
-	return []routes.Route{
+	return append(repeatRoutes(), []routes.Route{
 		{Name: "pay", Match: routes.Match{Hosts: []string{"pay.example.test"}, Paths: []string{"/v1/**"}}, Inject: inject},
 		{Name: "key", Match: routes.Match{Hosts: []string{"key.example.test"}}, Inject: []routes.Injection{{Header: "X-Api-Key", Value: "${secret}", Credential: "pay"}}},
 		{Name: "strict", Match: routes.Match{Hosts: []string{"strict.example.test"}}, Inject: inject, RejectManaged: true},
@@ -455,7 +455,7 @@ func testRoutes() []routes.Route {
 		{Name: "store", Match: routes.Match{Hosts: []string{"store.example.test"}}, Inject: inject, RedirectFrom: []string{"https://pay.example.test"}},
 		{Name: "ended", Match: routes.Match{Hosts: []string{"ended.example.test"}}, Inject: inject, Contract: routes.Contract{EndMarker: "DONEC"}},
 		{Name: "marked", Match: routes.Match{Hosts: []string{"marked.example.test"}}, Contract: routes.Contract{EndMarker: "[DONE]"}},
-	}
+	}...)
 }
 
 func newBench(t testing.TB) *bench {

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"waybill/internal/control"
@@ -258,3 +259,19 @@ func (r *Record) KeepsRequest() bool {
 
 // HoldsKey reports whether the action's key is taken: it may have reached the service.
 func (r *Record) HoldsKey() bool { return r.Bound != nil && r.Bound.Key != nil && r.crossed() }
+
+// repeatEvidence is what the records say of repeating (CONTRACT L1, J4, I7).
+func (r *Record) repeatEvidence(ev *outcome.Evidence) {
+	ev.Generation = r.Generation
+	if r.Bound == nil {
+		return
+	}
+	ev.Conditional = r.Bound.Conditional
+	if k := r.Bound.Key; k != nil {
+		scope, _, _ := strings.Cut(k.Scope, " ")
+		ev.Idempotency = &outcome.Idempotency{Key: k.Key, Scope: scope, Fingerprint: r.Bound.Fingerprint, RemoteContract: "configured", Maker: k.Maker, ExpiresAt: k.ExpiresAt.UTC().Format(time.RFC3339Nano)}
+	}
+	if b := r.Bound.Budget; b != nil {
+		ev.RetryBudget = &outcome.RetryBudget{Attempts: b.Attempts, Used: r.CurrentGeneration(), Until: b.Until.UTC().Format(time.RFC3339Nano), Exhausted: r.Stopped == StoppedBudget}
+	}
+}

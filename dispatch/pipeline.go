@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	mrand "math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -70,6 +71,11 @@ type Pipeline struct {
 	entropy  *ulid.MonotonicEntropy
 
 	follow followUps
+
+	windowOnce sync.Once
+	window     *windowClock
+	engine     atomic.Pointer[background]
+	ending     chan struct{} // closed when draining begins
 }
 
 type claim struct{ caller, requestID string }
@@ -85,7 +91,7 @@ func New(cfg Config) *Pipeline {
 	if cfg.Pseudonym == "" {
 		cfg.Pseudonym = "waybill"
 	}
-	p := &Pipeline{cfg: cfg, claims: make(map[claim]ActionID), entropy: ulid.Monotonic(rand.Reader, 0)}
+	p := &Pipeline{cfg: cfg, claims: make(map[claim]ActionID), entropy: ulid.Monotonic(rand.Reader, 0), ending: make(chan struct{})}
 	p.binding.Store(cfg.Binding)
 	return p
 }
@@ -103,6 +109,9 @@ func (p *Pipeline) Binding() *Binding { return p.binding.Load() }
 // ended or ctx ends, whose error it returns then.
 func (p *Pipeline) Drain(ctx context.Context) error {
 	p.mu.Lock()
+	if !p.draining {
+		close(p.ending)
+	}
 	p.draining = true
 	p.mu.Unlock()
 	done := make(chan struct{})
@@ -192,6 +201,17 @@ type action struct {
 
 	recall *Recall // what may be asked for later (K6)
 
+	// Of repeats; see repeat.go.
+	key         *Key
+	conditional string
+	further     *Record // an attempt is added to this action
+	early       *Reply  // the answer is on record already
+	purpose     string  // of the lease
+	generation  int     // of the lease; 0 is the first
+	base        int     // attempts on record before this one
+	kept        []byte  // the request, with its dispatch record
+	leaving     chan struct{}
+
 	// Of a command; see exec.go.
 	command     *routes.CommandMatch
 	execEnv     []EnvVar
@@ -228,7 +248,7 @@ func (a *action) stage(s metrics.Stage) {
 // dispatch its end stops the action (F10), afterwards it only ends the wait (F5).
 // The reply is never nil.
 func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
-	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), finish: make(chan struct{}), interims: make(chan interim, maxInterims), over: make(chan struct{})}
+	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), finish: make(chan struct{}), interims: make(chan interim, maxInterims), over: make(chan struct{}), leaving: make(chan struct{})}
 	a.mark, a.caller = a.start, ctx
 	a.accepted = Accepted{Caller: s.Caller.ID, RequestID: s.RequestID, Method: s.Method, Protocol: s.Protocol}
 	p.cfg.Metrics.InFlight(1)
@@ -290,7 +310,7 @@ func (a *action) prepare(ctx context.Context) *Reply {
 		return a.journalUnavailable(outcome.Validation, err)
 	}
 	a.binding = a.p.binding.Load()
-	steps, secret := []func(context.Context) *Refusal{a.aim, a.choose, a.internal, a.followsRedirect, a.claim, a.spool, a.guard, a.remember}, []func(context.Context) *Refusal{a.authorise, a.attach}
+	steps, secret := []func(context.Context) *Refusal{a.aim, a.choose, a.internal, a.followsRedirect, a.claim, a.spool, a.repeats, a.guard, a.remember}, []func(context.Context) *Refusal{a.authorise, a.attach}
 	if a.s.Exec != nil {
 		steps = []func(context.Context) *Refusal{a.aimExec, a.chooseExec, a.claim, a.spoolExec, a.guard}
 		secret = []func(context.Context) *Refusal{a.authoriseExec, a.attachExec}
@@ -302,9 +322,17 @@ func (a *action) prepare(ctx context.Context) *Reply {
 			}
 			return a.refuse(refused)
 		}
+		if a.early != nil {
+			return a.early
+		}
 	}
-	a.add(Event{Type: PreflightValidated, Bound: &Bound{Route: a.route.Name, Snapshot: a.binding.Snapshot.Digest(), Fingerprint: a.print,
-		Repeatable: a.repeatable, BodyBytes: a.out.Length, Recall: a.recall}})
+	if a.further != nil {
+		if r := a.lease(); r != nil {
+			return r
+		}
+	} else {
+		a.add(Event{Type: PreflightValidated, Bound: a.bound()})
+	}
 	a.stage(metrics.StageAccept)
 	for _, step := range secret {
 		if refused := step(ctx); refused != nil {
@@ -451,30 +479,32 @@ func (a *action) choose(context.Context) *Refusal {
 	a.out.Upgrade = strings.Join(header["Upgrade"], "")
 	a.accepted.Target = shownTarget(a.out)
 	a.repeatable = r.Repeatable(a.s.Method)
+	a.conditions()
 	a.advice = outcome.ByContract(a.repeatable, false)
 	return nil
 }
 
 // claim holds the caller's request id for this action (DESIGN section 4).
 func (a *action) claim(ctx context.Context) *Refusal {
-	if a.s.RequestID == "" {
-		return nil
+	if a.s.RequestID == "" || a.s.RetryOf != "" {
+		return nil // a further attempt is found by the token of its action
 	}
 	key := claim{a.s.Caller.ID, a.s.RequestID}
 	earlier, taken := a.hold(key)
-	if !taken {
-		id, err := a.p.cfg.Journal.ByRequestID(ctx, key.caller, key.requestID)
-		switch {
-		case err == nil:
-			earlier, taken = id, true
-		case !errors.Is(err, ErrActionNotFound):
-			return a.unreadable(err)
-		}
-	}
-	if !taken {
+	id, err := a.p.cfg.Journal.ByRequestID(ctx, key.caller, key.requestID)
+	switch {
+	case err == nil:
+		return a.exists(id)
+	case !errors.Is(err, ErrActionNotFound):
+		return a.unreadable(err)
+	case !taken:
 		return nil
 	}
-	return a.exists(earlier)
+	// The action has no record yet that could be fetched.
+	r := a.exists(earlier)
+	f, _ := outcome.Of(outcome.CodeInvocationInProgress)
+	r.Facts, r.Detail = f, "An action with this Waybill-Request-Id is on its way."
+	return r
 }
 
 // hold takes the request id for this action, or returns the running one that has it.
@@ -560,7 +590,7 @@ func carriesBody(method string) bool {
 
 // guard refuses a suspected duplicate (CONTRACT O3).
 func (a *action) guard(ctx context.Context) *Refusal {
-	if a.repeatable || control.Off("O3-duplicate-guard") {
+	if a.repeatable || a.further != nil || control.Off("O3-duplicate-guard") {
 		return nil
 	}
 	rec, err := a.p.cfg.Journal.Guarding(ctx, a.s.Caller.ID, a.print)
@@ -569,7 +599,7 @@ func (a *action) guard(ctx context.Context) *Refusal {
 		return nil
 	case err != nil:
 		return a.unreadable(err)
-	case !rec.GuardsRepeats(), rec.ID.String() == a.s.Supersedes:
+	case !rec.GuardsRepeats(), rec.ID.String() == a.s.Supersedes, a.key != nil && a.key.Replaces == rec.ID.String():
 		return nil
 	}
 	// A clock that went backwards keeps the guard up.
@@ -660,7 +690,7 @@ func (a *action) connect(ctx context.Context) (Conn, *Reply) {
 		if !control.Off("E7-every-try-recorded") {
 			a.add(Event{Type: AttemptFailed, Attempt: a.tries, Ended: &Ended{Facts: f, Stage: a.setup.Stage, Reason: a.setup.Reason, Source: outcome.TransportObserved, Peer: a.setup.Peer}})
 		}
-		if f.Retry != outcome.Backoff || a.tries >= l.Tries || whole.Err() != nil || !pause(whole, a.tries) {
+		if f.Retry != outcome.Backoff || a.tries-a.base >= l.Tries || whole.Err() != nil || !pause(whole, a.tries-a.base) {
 			if gone(ctx) {
 				return nil, a.refuse(a.cancelled(outcome.ConnectionSetup))
 			}
@@ -720,9 +750,18 @@ func (a *action) record(ctx context.Context, conn Conn) *Reply {
 		conn.Release()
 		return a.refuse(refusal(outcome.CodeSnapshotMismatch, "", "request_changed", "The request is not the one that was bound."))
 	}
-	relaxed := a.route.Durability == routes.Relaxed && a.repeatable
+	relaxed := a.route.Durability == routes.Relaxed && a.repeatable && a.further == nil
 	info := conn.Info()
 	info.Unresolved = a.advice
+	if a.further != nil {
+		info.Generation, info.Until, info.Credential = a.generation, a.p.windowNow().Add(a.route.Limits.Timeout), a.credential
+		a.events = slices.DeleteFunc(a.events, func(ev Event) bool { return ev.Type == CredentialAuthorized })
+	}
+	kept, err := a.keeping()
+	if err != nil {
+		conn.Release()
+		return a.refuse(refusal(outcome.CodePayloadLimit, "request", "request_too_large_to_keep", "The route keeps requests for repeats, and this one is too large."))
+	}
 	a.accepted.Relaxed = relaxed
 	a.add(Event{Type: DispatchStarted, Attempt: a.tries, Dispatch: &info})
 	killpoint.At("dispatch-before-record")
@@ -731,7 +770,9 @@ func (a *action) record(ctx context.Context, conn Conn) *Reply {
 	}
 	// From here on the caller cannot stop it: a record that becomes durable after its
 	// caller left would stay open, unknown and without an attempt behind it (F9, M2).
+	a.kept = kept
 	receipt, err := a.append(context.WithoutCancel(ctx), relaxed)
+	a.kept = nil
 	a.stage(metrics.StageRecord)
 	switch {
 	case err == nil:
@@ -745,6 +786,12 @@ func (a *action) record(ctx context.Context, conn Conn) *Reply {
 	case errors.Is(err, ErrRequestIDTaken):
 		conn.Release()
 		return a.refuse(a.exists(receipt.Earlier))
+	case errors.Is(err, ErrKeyTaken):
+		conn.Release()
+		return a.lostKey(receipt.Earlier)
+	case errors.Is(err, ErrLeaseLost):
+		conn.Release()
+		return a.leaseLost(outcome.ConnectionSetup, "")
 	case errors.Is(err, ErrNotWritten):
 		conn.Release()
 		return a.journalUnavailable(outcome.ConnectionSetup, err)
@@ -769,7 +816,7 @@ func (a *action) append(ctx context.Context, relaxed bool) (Receipt, error) {
 		accepted := a.accepted
 		events = append([]Event{{Type: ActionAccepted, At: a.start, Accepted: &accepted}}, events...)
 	}
-	r, err := a.p.cfg.Journal.Append(ctx, Batch{Action: a.id, Events: events, Relaxed: relaxed})
+	r, err := a.p.cfg.Journal.Append(ctx, Batch{Action: a.id, Events: events, Request: a.kept, Relaxed: relaxed})
 	if err == nil {
 		a.events = nil
 	}
@@ -778,6 +825,9 @@ func (a *action) append(ctx context.Context, relaxed bool) (Receipt, error) {
 
 // refuse ends an action before any boundary. The answer follows its durable record (M6).
 func (a *action) refuse(r *Refusal) *Reply {
+	if a.further != nil && a.generation > 0 {
+		return a.refuseFurther(r)
+	}
 	keep := a.events
 	// Events that belong to a dispatch which did not happen are not recorded.
 	a.events = a.events[:0:0]
@@ -822,6 +872,9 @@ func (a *action) refuse(r *Refusal) *Reply {
 // nothing will be handed over.
 func (a *action) journalUnavailable(phase outcome.Phase, err error) *Reply {
 	a.p.cfg.Logger.Warn("journal unavailable", slog.String("action", a.id.String()), slog.Any("err", err))
+	if a.generation > 0 {
+		return a.asRecorded("The journal is unavailable; nothing of the further attempt was sent.")
+	}
 	f := outcome.Facts{Phase: phase, Outcome: outcome.NotAttempted, Retry: outcome.Backoff, Code: outcome.CodeJournalUnavailable}
 	return a.unrecorded(f, "journal_unavailable")
 }
@@ -858,6 +911,7 @@ func (a *action) await(ctx context.Context) *Reply {
 		return a.reply
 	}
 	a.left = true
+	close(a.leaving)
 	a.cause = "CALLER_CANCELLED"
 	if !gone(ctx) {
 		a.cause = "CALLER_TIMEOUT"

@@ -710,7 +710,8 @@ func TestRequestID(t *testing.T) {
 		go func() { first <- b.Do(context.Background(), sub("a")) }()
 		synctest.Wait()
 		r := b.Do(context.Background(), sub("a"))
-		wantFacts(t, facts(r), outcome.Validation, outcome.NotAttempted, outcome.FetchResult, outcome.CodeInvocationExists)
+		// It has no record yet that could be fetched.
+		wantFacts(t, facts(r), outcome.Validation, outcome.NotAttempted, outcome.Backoff, outcome.CodeInvocationInProgress)
 		close(release)
 		one := <-first
 		if r.Envelope.Evidence.EarlierAction != one.ID.String() {

@@ -431,15 +431,18 @@ func applyDispatch(r *Record, ev *Event, seq uint64) error {
 		return illegal(ev, "action is not bound (D1)")
 	case r.Refusal != nil && r.Lease == nil:
 		return illegal(ev, "action was refused: an answer not_attempted may have been given")
+	}
+	// First of all: who was overtaken counts attempts that are another's by now (J2).
+	if err := r.checkGeneration(ev); err != nil {
+		return err
+	}
+	switch {
 	case r.attempt(ev.Attempt) != nil:
 		return illegal(ev, "one attempt is one hand-over (F6)")
 	case r.Ended && r.knownDone():
 		return fmt.Errorf("%s: later evidence says that it is done: %w", ev.Type, ErrRetryRefused)
 	case r.running() != nil:
 		return illegal(ev, "another attempt is active (J1)")
-	}
-	if err := r.checkGeneration(ev); err != nil {
-		return err
 	}
 	if r.Ended && !r.following() {
 		r.Reopened = true

@@ -32,6 +32,58 @@ func retryAfter(h http.Header, now time.Time) (time.Duration, bool) {
 	return d, d > 0 && d <= longestWait
 }
 
+// meaning says what a complete answer means for the attempt, and so – where none crossed
+// the boundary before – for the action.
+func (a *action) meaning(end *Ending) outcome.Facts {
+	_, timed := retryAfter(end.Header, a.now())
+	c := &a.route.Contract
+	if r, ok := c.Response(end.Status); ok {
+		return overridden(r, end.Status, timed, a.advice)
+	}
+	if a.key != nil && c.Idempotency != nil && slices.Contains(c.Idempotency.InProgress, end.Status) {
+		return outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.SameIdempotencyKey, Code: outcome.CodeRemoteInProgress}
+	}
+	return statusFacts(end.Status, c, a.repeatable, timed, a.advice)
+}
+
+// overridden is what the contract says of a status (CONTRACT G5).
+func overridden(r routes.Response, status int, timed bool, advice outcome.Retry) outcome.Facts {
+	f := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: r.Outcome, Retry: r.Retry}
+	switch r.Outcome {
+	case outcome.Committed:
+		if r.Retry == outcome.Reconcile {
+			f.Code = outcome.CodeRemoteError
+		}
+	case outcome.Rejected:
+		f.Code = outcome.CodeRemoteRejected
+		if r.Retry == outcome.Backoff && !timed {
+			f.Retry = outcome.Never // without a time there is nothing to wait for
+		}
+	default:
+		f.Retry, f.Code = advice, outcome.CodeRemoteGateway // relayed, and resolves nothing
+	}
+	_ = status
+	return f
+}
+
+// said notes what the contract makes of a refusal of a repeat (CONTRACT A10).
+func (a *action) said(e *Ended, status int) {
+	c := a.route.Contract.Idempotency
+	if a.key == nil || c == nil || e.Outcome != outcome.Rejected {
+		return
+	}
+	if slices.Contains(c.Mismatch, status) {
+		e.Reason = "remote_key_mismatch"
+		return
+	}
+	// A refusal of who asks or how often says nothing about the key.
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired, http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
+	default:
+		e.Speaks = c.RefusalsSpeak
+	}
+}
+
 // statusFacts says what a complete answer means (CONTRACT G5, G10). timed: it gives
 // an adequate time to wait; advice is "by contract" (I6).
 func statusFacts(status int, c *routes.Contract, repeatable, timed bool, advice outcome.Retry) outcome.Facts {

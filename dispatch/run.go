@@ -31,7 +31,7 @@ func bodyOf(s *spool) func() (io.Reader, error) {
 // caller: it ends under the route's own limit (CONTRACT F5).
 func (a *action) run(conn Conn) {
 	defer a.close()
-	sink := &resultSink{a: a, hash: sha256.New(), wire: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory), length: -1, screen: a.p.screen(a.secrets, a.route.Leak)}
+	sink := a.newSink()
 	if a.out.Exec != nil {
 		sink.exec = &execSink{streamed: a.s.Exec.Streamed, stderr: a.p.screen(a.secrets, a.route.Leak)}
 		sink.screen.begin(http.Header{})
@@ -39,6 +39,15 @@ func (a *action) run(conn Conn) {
 		defer close(a.over)
 	}
 	reply := a.attempt(conn, sink)
+	for a.out.Exec == nil && sink.st == nil {
+		var again Conn
+		if again, reply = a.repeatNow(reply); again == nil {
+			break
+		}
+		sink = a.newSink()
+		reply = a.attempt(again, sink)
+	}
+	defer a.p.later(reply.Record)
 	a.ending = reply
 	a.stage(metrics.StageCommit)
 	killpoint.At("dispatch-committed")
@@ -70,6 +79,10 @@ func (a *action) run(conn Conn) {
 		}
 		<-u.done // it counts as running until then
 	}
+}
+
+func (a *action) newSink() *resultSink {
+	return &resultSink{a: a, hash: sha256.New(), wire: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory), length: -1, screen: a.p.screen(a.secrets, a.route.Leak)}
 }
 
 // errLeft is the hand-over error of an answer that nobody waits for.
@@ -175,8 +188,7 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 		return a.commitUnresolved(facts)
 	}
 	a.suspect(end.Status)
-	_, timed := retryAfter(end.Header, a.now())
-	facts = statusFacts(end.Status, &a.route.Contract, a.repeatable, timed, a.advice)
+	facts = a.meaning(end)
 	if blocked := sink.screen.reason; blocked != "" {
 		// The outcome is kept, the result is not (C5).
 		facts.Phase, facts.Retry, facts.Code = outcome.ResultDelivery, outcome.Never, outcome.CodeResultContainsSecret
@@ -210,6 +222,13 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 		return a.storeFailed(end, err)
 	}
 	rec := a.current(receipt, facts)
+	if rec.ResultOf != a.tries && !rec.Relaxed {
+		// An earlier attempt decides (A10): this answer is not the action's, and whoever saw
+		// its status alone would take it for that.
+		reply := a.answer(rec, rec.Facts, "The answer to the repeat resolves that attempt only.")
+		a.log(rec, reply.Status)
+		return reply
+	}
 	a.committed = true
 	reply := a.relay(rec, result, sink)
 	a.log(rec, reply.Status)
@@ -248,6 +267,11 @@ func (a *action) response(end *Ending, scr *screen) *Response {
 
 func (a *action) ended(f outcome.Facts, end *Ending, src outcome.Source) *Ended {
 	e := &Ended{Facts: f, Source: src, Proof: end.Proof}
+	if end.Complete {
+		e.RetryAfter, _ = retryAfter(end.Header, a.now())
+		e.RetryAfter = max(e.RetryAfter, 0)
+		a.said(e, end.Status)
+	}
 	if end.StatusLine != "" && !a.tells(end.StatusLine) {
 		e.StatusLine = end.StatusLine
 	}
@@ -381,7 +405,7 @@ func (a *action) relay(rec Record, result *Result, sink *resultSink) *Reply {
 	f := rec.Facts
 	shape := a.shape(&rec, f)
 	shape.ReceivedStatus = result.Status
-	outcome.Annotate(h, a.id.String(), f, shape, !a.repeatable)
+	outcome.Annotate(h, a.id.String(), f, shape, !a.repeatable && a.key == nil)
 	rec.annotateJob(h)
 	r := &Reply{ID: a.id, Record: rec, Status: result.Status, Header: h, Trailer: http.Header(result.Trailer).Clone(), ContentLength: result.Bytes}
 	switch {

@@ -53,7 +53,9 @@ type Submission struct {
 	// From the Waybill-* request fields; the front has removed them from Header.
 	RequestID  string
 	Supersedes string
-	Wait       time.Duration // Waybill-Timeout; 0: as long as the route allows
+	// RetryOf names the action that this request, sent again whole, is a further attempt of.
+	RetryOf string
+	Wait    time.Duration // Waybill-Timeout; 0: as long as the route allows
 
 	// Informational passes a 1xx answer on (G4); may be nil.
 	Informational func(status int, h http.Header)
@@ -63,6 +65,11 @@ type Submission struct {
 
 	// Exec makes the submission a command over SSH; nil: an HTTP request.
 	Exec *ExecRequest
+
+	// Admin lifts the check that an action named in RetryOf is the caller's own.
+	Admin bool
+	// purpose of a further attempt that no caller sent: "api" or "background".
+	purpose string
 
 	// Refused is set when the front already found the request invalid: the pipeline
 	// records the refusal and answers it (M6), nothing else.

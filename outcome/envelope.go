@@ -214,9 +214,13 @@ type Evidence struct {
 	Reason        string       `json:"reason,omitempty"`         // fixed token, e.g. authority_mismatch
 	EarlierAction string       `json:"earlier_action,omitempty"` // O3, H3
 	Idempotency   *Idempotency `json:"idempotency,omitempty"`
-	Durability    string       `json:"durability,omitempty"` // "relaxed" where F1 is waived
-	Recovered     bool         `json:"recovered,omitempty"`  // projected after a restart (M4)
-	Running       bool         `json:"running,omitempty"`    // the attempt still runs
+	// RetryBudget is absent on routes where Waybill makes no repeats by itself (J4).
+	RetryBudget *RetryBudget `json:"retry_budget,omitempty"`
+	Generation  int          `json:"generation,omitempty"`  // of the last lease, from 2 (J1)
+	Conditional string       `json:"conditional,omitempty"` // precondition that the service enforces (I7)
+	Durability  string       `json:"durability,omitempty"`  // "relaxed" where F1 is waived
+	Recovered   bool         `json:"recovered,omitempty"`   // projected after a restart (M4)
+	Running     bool         `json:"running,omitempty"`     // the attempt still runs
 
 	Resolutions []Resolution `json:"resolutions,omitempty"` // later evidence (K3)
 	Queries     int          `json:"queries,omitempty"`     // how often the remote side was asked
@@ -257,4 +261,15 @@ type Idempotency struct {
 	Scope          string `json:"scope,omitempty"`
 	Fingerprint    string `json:"fingerprint,omitempty"`
 	RemoteContract string `json:"remote_contract,omitempty"`
+	// Maker is "caller" or "waybill"; ExpiresAt the end of the window for repeats (I5).
+	Maker     string `json:"maker,omitempty"`
+	ExpiresAt string `json:"expires_at,omitempty"` // RFC 3339
+}
+
+// RetryBudget is what an action's budget allows and what was used of it (CONTRACT J4).
+type RetryBudget struct {
+	Attempts  int    `json:"attempts"`
+	Used      int    `json:"used"`
+	Until     string `json:"until,omitempty"` // RFC 3339
+	Exhausted bool   `json:"exhausted"`
 }

@@ -118,7 +118,9 @@ func genEvidence() *rapid.Generator[outcome.Evidence] {
 			ev.Peer = &outcome.Peer{Address: text.Draw(t, "address"), ServerName: text.Draw(t, "sni"), LeafDigest: genSum().Draw(t, "leaf")}
 		}
 		if rapid.Bool().Draw(t, "has key") {
-			ev.Idempotency = &outcome.Idempotency{Key: text.Draw(t, "key"), Fingerprint: genSum().Draw(t, "key fingerprint")}
+			ev.Idempotency = &outcome.Idempotency{Key: text.Draw(t, "key"), Fingerprint: genSum().Draw(t, "key fingerprint"), Maker: text.Draw(t, "maker"), ExpiresAt: text.Draw(t, "expires")}
+			ev.RetryBudget = &outcome.RetryBudget{Attempts: rapid.IntRange(0, 9).Draw(t, "budget"), Used: rapid.IntRange(0, 9).Draw(t, "used"), Exhausted: rapid.Bool().Draw(t, "exhausted")}
+			ev.Generation, ev.Conditional = rapid.IntRange(0, 9).Draw(t, "generation"), text.Draw(t, "conditional")
 		}
 		for n := range rapid.IntRange(0, 3).Draw(t, "attempts") {
 			ev.Attempts = append(ev.Attempts, outcome.Attempt{

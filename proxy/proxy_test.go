@@ -399,7 +399,7 @@ func TestWaybillFields(t *testing.T) {
 	for _, c := range []struct {
 		fields, field, reason string
 	}{
-		{"Waybill-Request-Id: job-1\r\nWaybill-Timeout: 30\r\nWaybill-Supersedes: " + act + "\r\nWaybill-Outcome: committed\r\nWaybill-X: y\r\n", "", ""},
+		{"Waybill-Request-Id: job-1\r\nWaybill-Timeout: 30\r\nWaybill-Supersedes: " + act + "\r\nWaybill-Retry-Of: " + act + "\r\nWaybill-Outcome: committed\r\nWaybill-X: y\r\n", "", ""},
 		{"Waybill-Request-Id:\r\n", "request.headers.waybill-request-id", "bad_request_id"},
 		{"Waybill-Request-Id: a b\r\n", "request.headers.waybill-request-id", "bad_request_id"},
 		{"Waybill-Request-Id: \xff\r\n", "request.headers.waybill-request-id", "bad_request_id"},
@@ -410,7 +410,8 @@ func TestWaybillFields(t *testing.T) {
 		{"Waybill-Timeout: 1.5\r\n", "request.headers.waybill-timeout", "bad_timeout"},
 		{"Waybill-Timeout: +5\r\n", "request.headers.waybill-timeout", "bad_timeout"},
 		{"Waybill-Supersedes: act_1\r\n", "request.headers.waybill-supersedes", "bad_action_id"},
-		{"Waybill-Retry-Of: " + act + "\r\n", "request.headers.waybill-retry-of", "not_available"},
+		{"Waybill-Retry-Of: act_1\r\n", "request.headers.waybill-retry-of", "bad_action_id"},
+		{"Waybill-Retry-Of: " + act + "\r\nWaybill-Retry-Of: " + act + "\r\n", "request.headers.waybill-retry-of", "repeated"},
 	} {
 		conn := b.dial()
 		_, _ = io.WriteString(conn, "GET http://pay.example.test/ HTTP/1.1\r\n"+h11+c.fields+"\r\n")
@@ -426,7 +427,7 @@ func TestWaybillFields(t *testing.T) {
 			}
 		}
 		if c.field == "" {
-			if a.status != 200 || s.RequestID != "job-1" || s.Wait != 30*time.Second || s.Supersedes != act {
+			if a.status != 200 || s.RequestID != "job-1" || s.Wait != 30*time.Second || s.Supersedes != act || s.RetryOf != act {
 				t.Errorf("%d %+v", a.status, s.Submission)
 			}
 			continue

@@ -149,9 +149,12 @@ func takeWaybillFields(h http.Header, s *dispatch.Submission) *dispatch.Refusal 
 			s.Wait = time.Duration(n) * time.Second
 		}
 	}
-	if _, ok := h[fieldRetryOf]; ok && bad == nil {
-		// To ignore it would start a new action where a further attempt was asked for.
-		bad = refusal(outcome.CodeUnsupportedAction, "request.headers.waybill-retry-of", "not_available", "Further attempts of an action are not available in this version.")
+	if v, ok := one(fieldRetryOf); ok {
+		if _, err := dispatch.ParseActionID(v); err != nil {
+			fail(fieldRetryOf, "bad_action_id", "Name one action, act_ and 26 characters.")
+		} else {
+			s.RetryOf = v
+		}
 	}
 	for k := range h {
 		if outcome.IsMemberField(k) {
