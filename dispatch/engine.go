@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	mrand "math/rand/v2"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -70,7 +71,16 @@ func (a *action) keeping() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// submission turns a kept request into one that repeats the action it belongs to.
+// keptWith returns the request to be kept with these events: only what may have been sent
+// is ever repeated.
+func (a *action) keptWith(events []Event) []byte {
+	if a.kept != nil && slices.ContainsFunc(events, func(ev Event) bool { return ev.Type == DispatchStarted }) {
+		return a.kept
+	}
+	return nil
+}
+
+// readKept turns a kept request into one that repeats the action it belongs to.
 func readKept(raw []byte, id ActionID) (*Submission, error) {
 	head, body, found := bytes.Cut(raw, []byte("\n"))
 	var k keptRequest
@@ -164,8 +174,8 @@ func (a *action) repeatNow(reply *Reply) (Conn, *Reply) {
 	r := a.route.Contract.Retry
 	for {
 		rec := reply.Record
-		if r == nil || a.s.purpose != "" || rec.Bound == nil || rec.Bound.Budget == nil || a.waiterLeft() {
-			return nil, reply
+		if r == nil || a.s.purpose != "" || rec.Bound == nil || rec.Bound.Budget == nil || a.waiterLeft() || a.bound() {
+			return nil, reply // a signature is for one time
 		}
 		now := a.p.windowNow()
 		err := rec.MayRepeat(now)

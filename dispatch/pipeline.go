@@ -331,7 +331,12 @@ func (a *action) prepare(ctx context.Context) *Reply {
 			return r
 		}
 	} else {
-		a.add(Event{Type: PreflightValidated, Bound: a.bound()})
+		a.add(Event{Type: PreflightValidated, Bound: a.binds()})
+		// Before a secret is in it (C2).
+		var err error
+		if a.kept, err = a.keeping(); err != nil {
+			return a.refuse(refusal(outcome.CodePayloadLimit, "request", "request_too_large_to_keep", "The route keeps requests for repeats, and this one is too large."))
+		}
 	}
 	a.stage(metrics.StageAccept)
 	for _, step := range secret {
@@ -342,6 +347,9 @@ func (a *action) prepare(ctx context.Context) *Reply {
 			}
 			return a.refuse(refused)
 		}
+	}
+	if a.further != nil && !a.sameCredential() {
+		return a.refuse(refusal(outcome.CodeSnapshotMismatch, "", "credential_changed", "The route has another credential than the action used: another account may know nothing of it."))
 	}
 	a.stage(metrics.StageCredential)
 	return nil
@@ -757,11 +765,6 @@ func (a *action) record(ctx context.Context, conn Conn) *Reply {
 		info.Generation, info.Until, info.Credential = a.generation, a.p.windowNow().Add(a.route.Limits.Timeout), a.credential
 		a.events = slices.DeleteFunc(a.events, func(ev Event) bool { return ev.Type == CredentialAuthorized })
 	}
-	kept, err := a.keeping()
-	if err != nil {
-		conn.Release()
-		return a.refuse(refusal(outcome.CodePayloadLimit, "request", "request_too_large_to_keep", "The route keeps requests for repeats, and this one is too large."))
-	}
 	a.accepted.Relaxed = relaxed
 	a.add(Event{Type: DispatchStarted, Attempt: a.tries, Dispatch: &info})
 	killpoint.At("dispatch-before-record")
@@ -770,7 +773,6 @@ func (a *action) record(ctx context.Context, conn Conn) *Reply {
 	}
 	// From here on the caller cannot stop it: a record that becomes durable after its
 	// caller left would stay open, unknown and without an attempt behind it (F9, M2).
-	a.kept = kept
 	receipt, err := a.append(context.WithoutCancel(ctx), relaxed)
 	a.kept = nil
 	a.stage(metrics.StageRecord)
@@ -816,7 +818,7 @@ func (a *action) append(ctx context.Context, relaxed bool) (Receipt, error) {
 		accepted := a.accepted
 		events = append([]Event{{Type: ActionAccepted, At: a.start, Accepted: &accepted}}, events...)
 	}
-	r, err := a.p.cfg.Journal.Append(ctx, Batch{Action: a.id, Events: events, Request: a.kept, Relaxed: relaxed})
+	r, err := a.p.cfg.Journal.Append(ctx, Batch{Action: a.id, Events: events, Request: a.keptWith(events), Relaxed: relaxed})
 	if err == nil {
 		a.events = nil
 	}

@@ -230,7 +230,7 @@ func (a *action) released(rec *Record, c *routes.Idempotency, same bool, now tim
 		// The service did nothing, and there is no answer to give again: somebody found that
 		// out afterwards, or no answer was kept.
 		d := rec.Deciding()
-		found := d != nil && d.End != nil && (d.End.Source == outcome.OperatorAttested || d.End.Source == outcome.RemoteQuery)
+		found := len(rec.Resolutions) > 0 || d != nil && d.End != nil && (d.End.Source == outcome.OperatorAttested || d.End.Source == outcome.RemoteQuery)
 		return same && (named || found || rec.Result == nil && rec.Facts.Retry == outcome.AfterCorrection) || !same && a.forgotten(rec, c, now)
 	case outcome.Committed:
 		return !same && a.forgotten(rec, c, now)
@@ -546,11 +546,21 @@ func (a *action) lostKey(earlier ActionID) *Reply {
 
 // bound is what PREFLIGHT_VALIDATED says: key, window and budget stand in it before the
 // first byte leaves (CONTRACT I2, J3).
-func (a *action) bound() *Bound {
+func (a *action) binds() *Bound {
 	b := &Bound{Route: a.route.Name, Snapshot: a.binding.Snapshot.Digest(), Fingerprint: a.print, Repeatable: a.repeatable, BodyBytes: a.out.Length,
 		Key: a.key, Conditional: a.conditional}
 	if r := a.route.Contract.Retry; r != nil && a.s.Exec == nil && (a.repeatable || a.key != nil || len(a.route.Contract.RefusedBeforeExecution) > 0) {
 		b.Budget = &Budget{Attempts: r.Attempts, Until: a.p.windowNow().Add(r.Total), Background: r.Background}
 	}
 	return b
+}
+
+// sameCredential reports whether a further attempt goes to the same account (CONTRACT I1).
+// Versions change; ids stand for accounts.
+func (a *action) sameCredential() bool {
+	was, is := a.further.Credential, a.credential
+	if !a.further.crossed() || was == nil && is == nil {
+		return true
+	}
+	return was != nil && is != nil && was.ID == is.ID
 }
