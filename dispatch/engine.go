@@ -71,6 +71,15 @@ func (a *action) keeping() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
+// keep takes the request as the caller sent it, before a marker or a secret is in it (C2).
+func (a *action) keep(context.Context) *Refusal {
+	var err error
+	if a.kept, err = a.keeping(); err != nil {
+		return refusal(outcome.CodePayloadLimit, "request", "request_too_large_to_keep", "The route keeps requests for repeats, and this one is too large.")
+	}
+	return nil
+}
+
 // keptWith returns the request to be kept with these events: only what may have been sent
 // is ever repeated.
 func (a *action) keptWith(events []Event) []byte {

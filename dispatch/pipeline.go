@@ -310,7 +310,7 @@ func (a *action) prepare(ctx context.Context) *Reply {
 		return a.journalUnavailable(outcome.Validation, err)
 	}
 	a.binding = a.p.binding.Load()
-	steps, secret := []func(context.Context) *Refusal{a.aim, a.choose, a.internal, a.followsRedirect, a.claim, a.spool, a.repeats, a.guard, a.remember}, []func(context.Context) *Refusal{a.authorise, a.attach}
+	steps, secret := []func(context.Context) *Refusal{a.aim, a.choose, a.internal, a.followsRedirect, a.claim, a.spool, a.repeats, a.guard, a.keep, a.remember}, []func(context.Context) *Refusal{a.authorise, a.attach}
 	if a.s.Exec != nil {
 		steps = []func(context.Context) *Refusal{a.aimExec, a.chooseExec, a.claim, a.spoolExec, a.guard}
 		secret = []func(context.Context) *Refusal{a.authoriseExec, a.attachExec}
@@ -332,11 +332,6 @@ func (a *action) prepare(ctx context.Context) *Reply {
 		}
 	} else {
 		a.add(Event{Type: PreflightValidated, Bound: a.binds()})
-		// Before a secret is in it (C2).
-		var err error
-		if a.kept, err = a.keeping(); err != nil {
-			return a.refuse(refusal(outcome.CodePayloadLimit, "request", "request_too_large_to_keep", "The route keeps requests for repeats, and this one is too large."))
-		}
 	}
 	a.stage(metrics.StageAccept)
 	for _, step := range secret {

@@ -220,6 +220,9 @@ var signs = []string{"Content-Md5", "Digest", "Content-Digest", "Repr-Digest", "
 // "" where there is no place for it: then a query that needs it cannot be made, and says so.
 func (a *action) mark7(m *routes.Marker) string {
 	id := a.id.String()
+	if a.further != nil {
+		id = a.further.ID.String() // a repeat carries the marker of its action
+	}
 	if m.Header != "" {
 		a.out.Header[m.Header] = []string{id}
 		return id
