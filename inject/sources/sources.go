@@ -7,9 +7,12 @@ import (
 	"time"
 
 	"waybill/inject"
+	"waybill/inject/awssm"
 	"waybill/inject/githubapp"
+	"waybill/inject/hashicorp"
 	"waybill/inject/keyring"
 	"waybill/inject/oauth"
+	"waybill/inject/onepassword"
 	"waybill/inject/vault"
 )
 
@@ -97,6 +100,26 @@ func (b *builder) source(s *inject.Spec) (inject.Source, error) {
 			return nil, err
 		}
 		return githubapp.Source(*s.GitHubApp, key, remote), nil
+	case inject.KindHashicorp:
+		var login hashicorp.Login
+		var err error
+		if login.Token, err = inner(s.Hashicorp.Token); err != nil {
+			return nil, err
+		}
+		if s.Hashicorp.AppRole != nil {
+			if login.SecretID, err = inner(s.Hashicorp.AppRole.SecretID); err != nil {
+				return nil, err
+			}
+		}
+		return hashicorp.Source(*s.Hashicorp, login, remote), nil
+	case inject.KindAWS:
+		return awssm.Source(*s.AWS, remote), nil
+	case inject.KindOnePassword:
+		token, err := b.source(s.OnePassword.Token)
+		if err != nil {
+			return nil, err
+		}
+		return onepassword.Source(*s.OnePassword, token, remote), nil
 	}
 	return nil, fmt.Errorf("the source %s is not part of this version", s.Kind)
 }

@@ -28,12 +28,15 @@ var arrows = map[string][]string{
 	"client":  {"outcome"},
 	"inject":  {"outcome"},
 	// Stores and token makers, each with the library of its maker; sources puts them together.
-	"inject/githubapp": {"inject", "outcome"},
-	"inject/keyring":   {"inject", "outcome"},
-	"inject/oauth":     {"inject", "outcome"},
-	"inject/sigv4":     {"inject", "outcome"},
-	"inject/vault":     {"inject", "outcome"},
-	"inject/sources":   {"inject", "inject/githubapp", "inject/keyring", "inject/oauth", "inject/vault"},
+	"inject/awssm":       {"inject", "outcome"},
+	"inject/githubapp":   {"inject", "outcome"},
+	"inject/hashicorp":   {"inject", "outcome"},
+	"inject/keyring":     {"inject", "outcome"},
+	"inject/oauth":       {"inject", "outcome"},
+	"inject/onepassword": {"inject", "outcome"},
+	"inject/sigv4":       {"inject", "outcome"},
+	"inject/vault":       {"inject", "outcome"},
+	"inject/sources":     {"inject", "inject/awssm", "inject/githubapp", "inject/hashicorp", "inject/keyring", "inject/oauth", "inject/onepassword", "inject/vault"},
 	// The one place where a credential's name meets its secret.
 	"dispatch":               {"dispatch/leak", "outcome", "routes", "inject", "inject/sigv4", "metrics", "internal/killpoint"},
 	"dispatch/leak":          {},
@@ -110,10 +113,12 @@ var owners = []owner{
 	// Waybill's own vault: replaces an encrypted file format of our own.
 	{"filippo.io/age", []string{"inject/vault"}, true},
 	// The signer of AWS itself: replaces canonical requests of our own.
-	{"github.com/aws/aws-sdk-go-v2", []string{"inject/sigv4"}, true},
-	{"github.com/zalando/go-keyring", []string{"inject/keyring"}, true}, // replaces three system interfaces
-	{"golang.org/x/oauth2", []string{"inject/oauth"}, true},             // replaces requests to token endpoints of our own
-	{"golang.org/x/term", []string{"cmd/waybill"}, false},               // passphrases without echo
+	{"github.com/aws/aws-sdk-go-v2", []string{"inject/sigv4", "inject/awssm"}, true},
+	{"github.com/aws/smithy-go", []string{"inject/awssm"}, true},
+	{"github.com/hashicorp/vault/api", []string{"inject/hashicorp"}, true}, // the store's own client: replaces logins, leases and KV v2 of our own
+	{"github.com/zalando/go-keyring", []string{"inject/keyring"}, true},    // replaces three system interfaces
+	{"golang.org/x/oauth2", []string{"inject/oauth"}, true},                // replaces requests to token endpoints of our own
+	{"golang.org/x/term", []string{"cmd/waybill"}, false},                  // passphrases without echo
 	{"golang.org/x/sys", []string{"journal", "cmd/waybill"}, true},
 	{"github.com/rogpeppe/go-internal", nil, true},
 	{"github.com/santhosh-tekuri/jsonschema", nil, true},
