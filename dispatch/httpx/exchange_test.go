@@ -323,6 +323,50 @@ func TestReuse(t *testing.T) {
 	}
 }
 
+// TestClientCertificate: the certificate of the order is presented, belongs to its own
+// pool, and a server that wants one and gets none refuses (E6, G8).
+func TestClientCertificate(t *testing.T) {
+	contract.Covers(t, "E6", "G8")
+	rig := newRig(t)
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: rig.ca.RequireClient(rig.ca.Server(host)), Handler: func(testkit.Arrival) []testkit.Step {
+		return []testkit.Step{testkit.Reply(200, "ok")}
+	}})
+	with := func(name string) *dispatch.Order {
+		o := order("https", up.Addr())
+		cert := rig.ca.Client(name)
+		o.Certificate, o.Identity = &cert, "k@1 certificate "+name
+		return o
+	}
+	a := with("a")
+	if end, _, _ := rig.send(a, outgoing("POST", "/1", "x")); end.Status != 200 || !end.Complete {
+		t.Fatalf("%+v", end)
+	}
+	testkit.Eventually(t, func() error { return idle(rig, 1) })
+	if _, _, info := rig.send(a, outgoing("POST", "/2", "x")); !info.Reused {
+		t.Error("not reused under the same certificate")
+	}
+	testkit.Eventually(t, func() error { return idle(rig, 1) })
+	b := with("b")
+	b.Upstream = a.Upstream
+	if _, _, info := rig.send(b, outgoing("POST", "/3", "x")); info.Reused {
+		t.Error("reused under another certificate")
+	}
+	// The configuration that is kept for the route holds no certificate of somebody else.
+	none := order("https", up.Addr())
+	none.Upstream, none.Identity = a.Upstream, "k@1"
+	conn, err := rig.tr.Connect(t.Context(), none)
+	if err == nil {
+		end := conn.Exchange(t.Context(), outgoing("POST", "/4", "x"), &record{})
+		conn.Release()
+		if end.Status != 0 || end.Code != outcome.CodeClientCertificateRequired {
+			t.Errorf("without a certificate: %+v", end)
+		}
+	}
+	if n := up.Count("POST", "/4"); n != 0 {
+		t.Error("a request without the certificate arrived")
+	}
+}
+
 // TestFullPoolKeepsTheFreshest: connections that rested too long to be reused do not
 // keep fresh ones out.
 func TestFullPoolKeepsTheFreshest(t *testing.T) {

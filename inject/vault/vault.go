@@ -105,6 +105,9 @@ type fileStamp struct {
 // Open returns the vault in dir; nothing is read yet, and dir may not be there.
 func Open(dir string, keyring Keyring) *Vault { return &Vault{dir: dir, keyring: keyring} }
 
+// workFactor is age's own (about a second) unless a test has no time for it.
+var workFactor int
+
 const keyringService = "waybill-vault"
 
 // InitOptions say how the key of a new vault is kept: exactly one of them.
@@ -157,6 +160,9 @@ func (v *Vault) Init(o InitOptions) error {
 		r, err := age.NewScryptRecipient(o.Passphrase)
 		if err != nil {
 			return errors.New("vault: the passphrase is empty")
+		}
+		if workFactor > 0 {
+			r.SetWorkFactor(workFactor)
 		}
 		if err := v.seal("key.age", []byte(key.String()), r); err != nil {
 			return err
