@@ -194,7 +194,8 @@ func (e *Event) SourceOf() outcome.Source {
 		return outcome.TransportObserved
 	case ResponseStarted, ResponseComplete, ResultCommitted:
 		return outcome.RemoteResponse
-	case PreflightValidated, CredentialAuthorized, ActionRefused, DispatchStarted, AttemptInterrupted, TunnelOpened, Booted, SessionOpened, SessionClosed:
+	case PreflightValidated, CredentialAuthorized, ActionRefused, DispatchStarted, AttemptInterrupted, TunnelOpened, Booted, SessionOpened, SessionClosed,
+		LeaseTaken, LeaseRenewed, LeaseEnded, RetryStopped:
 		return Decided
 	case EventInvalid, eventTypes:
 	}

@@ -62,6 +62,7 @@ type Metrics struct {
 	connectionMetrics
 	credentialMetrics
 	processMetrics
+	audit auditMetrics
 
 	routes          names
 	credentialNames names
@@ -76,6 +77,7 @@ func New(version, revision string) *Metrics {
 	m.newJournal()
 	m.newConnections()
 	m.newCredentials()
+	m.newAudit()
 	m.newProcess(version, revision)
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m

@@ -78,6 +78,12 @@ func everything(m *Metrics, text string) {
 	m.Dropped(1, 10)
 	m.WatchJournal(func() JournalState { return JournalState{Bytes: 7, Writable: true} })
 	m.CallerConnected(Endpoint(text))
+	m.AuditRecords(3)
+	m.AuditLag(7)
+	m.AuditGap(text)
+	m.AuditFailing(true)
+	m.AuditCheckpoint(at)
+	m.AuditDelivery(true)
 	m.WatchConnections(func() ConnectionState { return ConnectionState{Callers: 1, Tunnels: 2, Upstream: 3, SSH: 4} })
 	m.CredentialFetched(text, outcome.CodeNone, time.Millisecond, at)
 	m.CredentialFetched(text, outcome.CodeCredentialUnavailable, time.Millisecond, at)
@@ -167,7 +173,7 @@ func closedLabel(name, value string) bool {
 	case "type":
 		return texts("BOOT", Other)
 	case "reason":
-		return texts("no_space", Other)
+		return texts("no_space", Other) || texts(AuditGaps()...)
 	case "decision":
 		return value == Other || slices.Contains(Approvals(), Approval(value))
 	case "event":

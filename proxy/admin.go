@@ -23,6 +23,8 @@ type Admin struct {
 	// JournalStats and JournalVerify return what the journal says of itself.
 	JournalStats  func(ctx context.Context) (any, error)
 	JournalVerify func(ctx context.Context) (any, error)
+	// AuditStatus returns how the audit log gets on (CONTRACT N5).
+	AuditStatus func(ctx context.Context) (any, error)
 }
 
 // tailBuffer is how many changes a slow reader of /v1/tail may be behind before it
@@ -61,6 +63,10 @@ func (p *Proxy) AdminHandler() http.Handler {
 		case path == "/v1/journal/verify":
 			if a.method(http.MethodGet) {
 				a.ask(p.admin.JournalVerify)
+			}
+		case path == "/v1/audit":
+			if a.method(http.MethodGet) {
+				a.ask(p.admin.AuditStatus)
 			}
 		default:
 			a.serve()

@@ -22,6 +22,7 @@ type loadedConfig struct {
 	metricsListen string
 	adminListen   string
 	journal       config.Journal
+	audit         config.Audit
 	files         []string // whose content is part of it, the file itself first
 }
 
@@ -41,7 +42,7 @@ func loadFile(path string, own *vault.Vault) (*loadedConfig, []config.Problem, e
 	}
 	out := &loadedConfig{
 		snapshot: c.Snapshot, credentials: store,
-		proxyListen: c.Listen.Proxy, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin, journal: c.Journal,
+		proxyListen: c.Listen.Proxy, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin, journal: c.Journal, audit: c.Audit,
 		files: append([]string{path}, c.Files...),
 	}
 	for _, caller := range c.Callers {
@@ -118,4 +119,13 @@ func configText(err error) string {
 		return strings.ReplaceAll(problems.Error(), "\n", " | ")
 	}
 	return err.Error()
+}
+
+// configuredAudit is the audit block, or its zero value when there is no configuration.
+func (a *app) configuredAudit() config.Audit {
+	cfg, _, err := loadFile(a.configPath(), nil)
+	if err != nil {
+		return config.Audit{}
+	}
+	return cfg.audit
 }

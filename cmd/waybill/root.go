@@ -72,7 +72,7 @@ First steps:
 		}
 	}
 	add("start", newServe(a), newRun(a), newMCP(a), newDemo(a))
-	add("read", newActions(a), newAction(a), newResult(a), newTail(a), newSessions(a), newJournal(a))
+	add("read", newActions(a), newAction(a), newResult(a), newTail(a), newSessions(a), newJournal(a), newAudit(a))
 	add("setup", newInit(a), newCheck(a), newExplain(a), newVault(a), newEnv(a), newVersion(a))
 	root.SetCompletionCommandGroupID("setup")
 	root.SetHelpCommandGroupID("setup")

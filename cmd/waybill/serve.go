@@ -64,6 +64,7 @@ type server struct {
 
 	log       *slog.Logger
 	journal   *journal.Journal
+	audit     *auditor // nil: none
 	transport *httpx.Transport
 	pipeline  *dispatch.Pipeline
 	front     *proxy.Proxy
@@ -132,6 +133,9 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	}
 	ca, sessions, err := s.openIdentity(cfg)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.openAudit(cfg); err != nil {
 		return nil, err
 	}
 	s.openPipeline(cfg, ca)
@@ -336,6 +340,7 @@ func (s *server) shutdown(ctx context.Context) error {
 	}
 	s.tasks.Wait()
 	s.transport.Close()
+	s.audit.close()
 	jerr := s.journal.Close()
 	if drained != nil {
 		drained = errors.New("requests still ran; the next start records what is known of them")
@@ -521,5 +526,6 @@ func (s *server) adminConfig(build buildInfo) proxy.Admin {
 		Status:        func() any { return s.status(build) },
 		JournalStats:  func(context.Context) (any, error) { return statsOf(s.journal) },
 		JournalVerify: func(ctx context.Context) (any, error) { return verifyRunning(ctx, s.journal) },
+		AuditStatus:   s.auditStatus,
 	}
 }

@@ -33,6 +33,8 @@ type Config struct {
 	Listen Listen
 	// Journal says how much of the past is kept.
 	Journal Journal
+	// Audit says whether an audit log is written. It is read at a start.
+	Audit Audit
 	// Callers are who may use the proxy. Empty: anybody who reaches a loopback
 	// listener (CONTRACT V4).
 	Callers []Caller
@@ -313,7 +315,7 @@ func badText(data []byte) (*yaml.Node, bool) {
 }
 
 var rootSchema = schema{
-	keys: []string{"version", "listen", "journal", "callers", "credentials", "routes", "default"},
+	keys: []string{"version", "listen", "journal", "audit", "callers", "credentials", "routes", "default"},
 }
 
 func (r *reader) root(n *yaml.Node) *Config {
@@ -335,6 +337,9 @@ func (r *reader) root(n *yaml.Node) *Config {
 	}
 	if v, path, ok := o.get("journal"); ok {
 		c.Journal = r.journal(v, path)
+	}
+	if v, path, ok := o.get("audit"); ok {
+		c.Audit = r.audit(v, path)
 	}
 	var creds *credentials
 	if v, path, ok := o.get("credentials"); ok {

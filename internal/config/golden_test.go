@@ -276,7 +276,8 @@ func TestSchemaKeys(t *testing.T) {
 		got  object
 		want schema
 	}{
-		"document": {doc.object, rootSchema}, "listen": {doc.Defs["listen"], listenSchema}, "caller": {doc.Defs["caller"], callerSchema},
+		"document": {doc.object, rootSchema}, "listen": {doc.Defs["listen"], listenSchema}, "audit": {doc.Defs["audit"], auditSchema},
+		"audit_checkpoint": {doc.Defs["audit_checkpoint"], checkpointSchema}, "audit_destination": {doc.Defs["audit_destination"], auditDestinationSchema}, "caller": {doc.Defs["caller"], callerSchema},
 		"credential": {doc.Defs["credential"], credentialSchema}, "from": {from, sourceSchema}, "route": {doc.Defs["route"], routeSchema},
 		"kubernetesSecret": {doc.Defs["kubernetesSecret"], kubernetesSchema}, "keyring": {doc.Defs["keyring"], keyringSchema}, "hashicorpVault": {doc.Defs["hashicorpVault"], hashicorpSchema},
 		"awsSecret": {doc.Defs["awsSecret"], awsSchema}, "onePassword": {doc.Defs["onePassword"], onePasswordSchema}, "oauth": {doc.Defs["oauth"], oauthSchema}, "gitHubApp": {doc.Defs["gitHubApp"], gitHubAppSchema},
@@ -308,7 +309,7 @@ func TestSchemaKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range []schema{rootSchema, listenSchema, callerSchema, credentialSchema, sourceSchema, routeSchema, matchSchema, injectSchema, contractSchema, idempotencySchema, retrySchema, responseSchema, limitsSchema,
+	for _, s := range []schema{rootSchema, listenSchema, auditSchema, checkpointSchema, auditDestinationSchema, callerSchema, credentialSchema, sourceSchema, routeSchema, matchSchema, injectSchema, contractSchema, idempotencySchema, retrySchema, responseSchema, limitsSchema,
 		kubernetesSchema, keyringSchema, hashicorpSchema, awsSchema, onePasswordSchema, oauthSchema, gitHubAppSchema, hmacSchema, sigv4Schema, reconcileSchema, asyncSchema, batchSchema, markerSchema, conditionSchema} {
 		for _, k := range s.keys {
 			if !bytes.Contains(full, []byte(k+":")) && k != "path" {

@@ -44,9 +44,10 @@ var arrows = map[string][]string{
 	"dispatch/sshx":          {"dispatch", "outcome", "routes", "internal/killpoint"},
 	"journal":                {"dispatch", "outcome", "metrics", "internal/killpoint", "journal/internal/hooks"},
 	"journal/internal/hooks": {},
+	"journal/audit":          {"dispatch", "journal", "internal/killpoint"},
 	"proxy":                  {"dispatch", "outcome", "metrics", "internal/killpoint"},
 	"internal/config":        {"routes", "inject", "outcome"},
-	"cmd/waybill": {"client", "configs", "dispatch", "dispatch/httpx", "dispatch/sshx", "inject", "inject/keyring", "inject/sources", "inject/vault", "internal/config", "journal",
+	"cmd/waybill": {"client", "configs", "dispatch", "dispatch/httpx", "dispatch/sshx", "inject", "inject/keyring", "inject/sources", "inject/vault", "internal/config", "journal", "journal/audit",
 		"internal/killpoint", "metrics", "outcome", "proxy", "routes"},
 	"configs":            {},
 	"docs":               {},
@@ -119,7 +120,7 @@ var owners = []owner{
 	{"github.com/zalando/go-keyring", []string{"inject/keyring"}, true},    // replaces three system interfaces
 	{"golang.org/x/oauth2", []string{"inject/oauth"}, true},                // replaces requests to token endpoints of our own
 	{"golang.org/x/term", []string{"cmd/waybill"}, false},                  // passphrases without echo
-	{"golang.org/x/sys", []string{"journal", "cmd/waybill"}, true},
+	{"golang.org/x/sys", []string{"journal", "journal/audit", "cmd/waybill"}, true},
 	{"github.com/rogpeppe/go-internal", nil, true},
 	{"github.com/santhosh-tekuri/jsonschema", nil, true},
 	{"go.uber.org/goleak", nil, true},
