@@ -162,7 +162,11 @@ func (a *api) serve() {
 		if a.method(http.MethodGet) {
 			a.withAction(parts[0], a.events)
 		}
-	case len(parts) == 2 && (parts[1] == "retry" || parts[1] == "reconcile"):
+	case len(parts) == 2 && parts[1] == "retry":
+		if a.method(http.MethodPost) {
+			a.withAction(parts[0], a.retry)
+		}
+	case len(parts) == 2 && parts[1] == "reconcile":
 		a.fail(refusal(outcome.CodeUnsupportedAction, "request.target", "not_available", "This is not available in this version."))
 	default:
 		a.fail(refusal(outcome.CodeInvalidTarget, "request.target", "no_such_resource", "There is no such resource here."))

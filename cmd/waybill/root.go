@@ -63,6 +63,7 @@ First steps:
 	root.AddGroup(
 		&cobra.Group{ID: "start", Title: "Carry requests:"},
 		&cobra.Group{ID: "read", Title: "Read what happened:"},
+		&cobra.Group{ID: "act", Title: "Act on one action:"},
 		&cobra.Group{ID: "setup", Title: "Set up and check:"},
 	)
 	add := func(group string, cmds ...*cobra.Command) {
@@ -72,6 +73,7 @@ First steps:
 		}
 	}
 	add("start", newServe(a), newRun(a), newMCP(a), newDemo(a))
+	add("act", newRetry(a))
 	add("read", newActions(a), newAction(a), newResult(a), newTail(a), newSessions(a), newJournal(a), newAudit(a))
 	add("setup", newInit(a), newCheck(a), newExplain(a), newVault(a), newEnv(a), newVersion(a))
 	root.SetCompletionCommandGroupID("setup")

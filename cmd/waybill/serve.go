@@ -226,6 +226,12 @@ func (s *server) openPipeline(cfg *loadedConfig, ca *proxy.CA) {
 		// Of this instance: two proxies behind each other are no loop (RFC 9110 §7.6.3).
 		Pseudonym: "waybill-" + hex.EncodeToString(own[:4]),
 	})
+	stop, err := s.pipeline.Background(context.Background())
+	if err != nil {
+		s.log.Error("unresolved actions are not repeated in the background", slog.Any("err", err))
+		return
+	}
+	s.closers = append(s.closers, func() error { stop(); return nil })
 }
 
 // listen opens the three listeners and serves them.

@@ -1,7 +1,8 @@
 // Package killpoint lets a crash test end the process at a named place.
 //
 // The environment variable WAYBILL_KILLPOINT arms one point for the life of the
-// process: "name" kills at the first pass, "name:n" at the n-th. The process then
+// process: "name" kills at the first pass, "name:n" at the n-th; "stop@name" stops it
+// there instead (SIGSTOP), until somebody sends SIGCONT. The process that is killed
 // gets SIGKILL, as from outside: no deferred call, no flush, no signal handler
 // runs (CONTRACT T2). Unset, every call is one atomic load.
 //
@@ -23,6 +24,7 @@ const Variable = "WAYBILL_KILLPOINT"
 type point struct {
 	name string
 	left atomic.Int64
+	stop bool
 }
 
 var armed atomic.Pointer[point]
@@ -31,6 +33,7 @@ func init() { armed.Store(parse(os.Getenv(Variable))) }
 
 // parse reads "name" or "name:n"; anything else arms nothing.
 func parse(s string) *point {
+	s, halt := strings.CutPrefix(s, "stop@")
 	name, count, hasCount := strings.Cut(s, ":")
 	n := int64(1)
 	if hasCount {
@@ -42,7 +45,7 @@ func parse(s string) *point {
 	if name == "" || n < 1 {
 		return nil
 	}
-	p := &point{name: name}
+	p := &point{name: name, stop: halt}
 	p.left.Store(n)
 	return p
 }
@@ -53,15 +56,23 @@ var kill = func() {
 	select {} // the signal is on its way: nothing after this point may run
 }
 
+// stop stops the process; it goes on behind it.
+var stop = func() { _ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP) }
+
 // At kills the process when the point name is armed and its count is reached.
 func At(name string) {
 	p := armed.Load()
 	if p == nil || p.name != name {
 		return
 	}
-	if p.left.Add(-1) == 0 {
-		kill()
+	if p.left.Add(-1) != 0 {
+		return
 	}
+	if p.stop {
+		stop()
+		return
+	}
+	kill()
 }
 
 // Armed reports whether the point name is armed, so that code which does two

@@ -11,6 +11,19 @@ func TestParse(t *testing.T) {
 	}
 }
 
+func TestStop(t *testing.T) {
+	stopped := 0
+	old := stop
+	stop = func() { stopped++ }
+	t.Cleanup(func() { stop = old; armed.Store(nil) })
+	armed.Store(parse("stop@here"))
+	At("here")
+	At("here")
+	if stopped != 1 || !Armed("here") {
+		t.Errorf("stopped %d times", stopped)
+	}
+}
+
 func TestAt(t *testing.T) {
 	killed := 0
 	old := kill
