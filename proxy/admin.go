@@ -68,6 +68,8 @@ func (p *Proxy) AdminHandler() http.Handler {
 			if a.method(http.MethodGet) {
 				a.ask(p.admin.AuditStatus)
 			}
+		case path == "/v1/evidence":
+			a.importEvidence()
 		default:
 			a.serve()
 		}

@@ -148,8 +148,9 @@ func (a *api) serve() {
 		}
 	case len(parts) == 1 && rest == "/"+parts[0]:
 		if a.method(http.MethodGet) {
-			a.withAction(parts[0], a.action)
+			a.withAction(parts[0], a.await)
 		}
+	case len(parts) == 2 && a.serveFollowUp(parts[0], parts[1]):
 	case len(parts) == 2 && parts[1] == "result":
 		if a.method(http.MethodGet) {
 			a.withAction(parts[0], a.result)
@@ -166,8 +167,6 @@ func (a *api) serve() {
 		if a.method(http.MethodPost) {
 			a.withAction(parts[0], a.retry)
 		}
-	case len(parts) == 2 && parts[1] == "reconcile":
-		a.fail(refusal(outcome.CodeUnsupportedAction, "request.target", "not_available", "This is not available in this version."))
 	default:
 		a.fail(refusal(outcome.CodeInvalidTarget, "request.target", "no_such_resource", "There is no such resource here."))
 	}
@@ -258,10 +257,12 @@ func (a *api) unreadable(id string, err error) {
 type shown struct {
 	Action   dispatch.ActionView `json:"action"`
 	Envelope outcome.Envelope    `json:"envelope"`
+	// Items are the children of a batch (CONTRACT F7).
+	Items []dispatch.Child `json:"items,omitempty"`
 }
 
 func (a *api) action(rec dispatch.Record) {
-	a.json(http.StatusOK, shown{rec.View(), rec.Envelope()})
+	a.json(http.StatusOK, shown{rec.View(), rec.Envelope(), rec.Children()})
 }
 
 func (a *api) json(status int, v any) {
@@ -408,6 +409,9 @@ func (a *api) events(rec dispatch.Record) {
 // result relays the stored result: its status, its end-to-end fields and its bytes,
 // with fresh framing (CONTRACT H3, case DL-03). It never executes anything.
 func (a *api) result(rec dispatch.Record) {
+	if a.jobResult(rec) {
+		return
+	}
 	if raw := a.r.URL.RawQuery; raw != "" {
 		after, ok := strings.CutPrefix(raw, "after_chunk=")
 		if !ok {

@@ -72,6 +72,10 @@ type Config struct {
 	Logger   *slog.Logger     // nil: none
 	Limits   Limits
 	Admin    Admin
+	// FollowUp asks and takes what became of actions; nil: not available. Origin is the
+	// journal's identity (CONTRACT K4).
+	FollowUp FollowUp
+	Origin   string
 }
 
 // Proxy is the front. It is safe for concurrent use.
@@ -85,6 +89,8 @@ type Proxy struct {
 	log      *slog.Logger
 	limits   Limits
 	admin    Admin
+	followUp FollowUp
+	origin   string
 
 	engine   *goproxy.ProxyHttpServer
 	server   *http.Server // of the proxy listener, and of everything inside tunnels
@@ -113,7 +119,7 @@ var ErrAuthenticationRequired = errors.New("proxy: the listener is not on loopba
 func New(cfg Config) *Proxy {
 	p := &Proxy{
 		pipeline: cfg.Pipeline, journal: cfg.Journal, ca: cfg.CA, callers: cfg.Callers, sessions: cfg.Sessions, metrics: cfg.Metrics,
-		log: cfg.Logger, limits: cfg.Limits.withDefaults(), admin: cfg.Admin,
+		log: cfg.Logger, limits: cfg.Limits.withDefaults(), admin: cfg.Admin, followUp: cfg.FollowUp, origin: cfg.Origin,
 		handover:  newHandoverListener(),
 		listeners: make(map[net.Listener]struct{}),
 		tunnels:   make(map[*tunnel]struct{}),

@@ -87,6 +87,7 @@ func printAction(w io.Writer, s styler, d fullAction) error {
 			p.printf("  %d  %-14s %-24s last stage %s\n", at.N, s.paint(outcomeColour(at.Outcome.String()), at.Outcome.String()), dash(at.Code.String()), dash(string(at.Stage)))
 		}
 	}
+	printFollowUp(p, s, d)
 	p.printf("\nevents\n")
 	for _, e := range d.Events {
 		p.printf("  %6d  %s  %-26s %-19s %s\n", e.Seq, e.At.Local().Format("15:04:05.000"), e.Type, e.From, printable(eventDetail(e.Event)))
@@ -182,6 +183,7 @@ func eventDetail(e dispatch.Event) string {
 			add("credential %s", e.Ended.Credential)
 		}
 	}
+	parts = append(parts, followUpDetail(e)...)
 	if e.Tunnel != nil {
 		add("%s, %d bytes out, %d in", e.Tunnel.Authority, e.Tunnel.BytesOut, e.Tunnel.BytesIn)
 	}

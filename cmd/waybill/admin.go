@@ -244,6 +244,7 @@ func (c *adminClient) lines(ctx context.Context, path string, q url.Values) iter
 type actionDocument struct {
 	Action   dispatch.ActionView `json:"action"`
 	Envelope outcome.Envelope    `json:"envelope"`
+	Items    []dispatch.Child    `json:"items,omitempty"` // children of a batch (F7)
 }
 
 // Action implements reader.

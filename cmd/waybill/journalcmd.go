@@ -20,7 +20,7 @@ func newJournal(a *app) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newJournalVerify(a), newJournalStats(a), newJournalAcknowledge(a), newJournalBackup(a), newJournalRestore(a))
+	cmd.AddCommand(newJournalVerify(a), newJournalStats(a), newJournalAcknowledge(a), newJournalBackup(a), newJournalRestore(a), newJournalEvidence(a), newJournalImport(a))
 	return cmd
 }
 

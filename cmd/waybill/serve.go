@@ -142,6 +142,7 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	s.front = proxy.New(proxy.Config{
 		Pipeline: s.pipeline, Journal: s.journal, CA: ca, Callers: s.callers, Sessions: sessions,
 		Metrics: s.metrics, Logger: s.log, Admin: s.adminConfig(build),
+		FollowUp: s.pipeline, Origin: s.journal.ID(),
 	})
 	s.metrics.WatchConnections(s.connectionState)
 	if err := s.listen(ctx, opts, cfg); err != nil {
@@ -150,6 +151,7 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	s.metrics.Reloaded(true, time.Now())
 	s.watch = s.watchConfig(a, cfg.files)
 	s.tasks.Go(s.watchJournal)
+	s.tasks.Go(s.followUp)
 	return s, nil
 }
 
