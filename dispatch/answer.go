@@ -65,6 +65,9 @@ func (r *Record) Shown() outcome.Facts {
 	}
 	f := r.Facts
 	f.Retry, f.Code = outcome.FetchResult, outcome.CodeResultPending
+	if r.PendingApproval() {
+		f.Code = outcome.CodeApprovalPending
+	}
 	return f
 }
 
@@ -78,6 +81,7 @@ func (r *Record) Evidence() outcome.Evidence {
 		ev.Durability = "relaxed"
 	}
 	r.repeatEvidence(&ev)
+	ev.Approval = r.approvalEvidence()
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
 		ev.Attempts = append(ev.Attempts, outcome.Attempt{N: a.N, Stage: a.Stage, Outcome: a.Facts.Outcome, Code: a.Facts.Code})

@@ -90,6 +90,8 @@ const (
 	JobEnded                       // Job + Resolution: how it ended
 	ItemsResolved                  // Items: what the answer says of each item of a batch (F7)
 	UpgradeClosed                  // Tunnel: the bytes carried after a 101 (G4)
+	ApprovalRequested              // Approval: a person is asked (D3, D4); nothing is sent before
+	ApprovalDecided                // Decision
 	eventTypes
 )
 
@@ -103,7 +105,8 @@ var eventNames = [...]string{
 	LeaseTaken: "LEASE_TAKEN", LeaseRenewed: "LEASE_RENEWED", LeaseEnded: "LEASE_ENDED", RetryStopped: "RETRY_STOPPED",
 	Reconciled: "RECONCILED", Attested: "ATTESTED", EvidenceImported: "EVIDENCE_IMPORTED",
 	JobRecorded: "JOB_RECORDED", JobPolled: "JOB_POLLED", JobEnded: "JOB_ENDED", ItemsResolved: "ITEMS_RESOLVED",
-	UpgradeClosed: "UPGRADE_CLOSED",
+	UpgradeClosed:     "UPGRADE_CLOSED",
+	ApprovalRequested: "APPROVAL_REQUESTED", ApprovalDecided: "APPROVAL_DECIDED",
 }
 
 // EventTypes returns every valid event type.
@@ -166,6 +169,8 @@ type Event struct {
 	Resolution *Resolution `json:"resolution,omitempty"`
 	Job        *Job        `json:"job,omitempty"`
 	Items      *Items      `json:"items,omitempty"`
+	Approval   *Approval   `json:"approval,omitempty"`
+	Decision   *Decision   `json:"decision,omitempty"`
 }
 
 // Accepted is what was asked for.
@@ -197,6 +202,9 @@ type Bound struct {
 	Conditional string `json:"conditional,omitempty"`
 	// Recall is what the route's follow-up needs of the request; nil: nothing.
 	Recall *Recall `json:"recall,omitempty"`
+	// Approval: nothing of this action is dispatched before a person approved it (D3);
+	// Apply refuses it.
+	Approval bool `json:"approval,omitempty"`
 }
 
 // Credential is what was decided about secrets, never a secret (CONTRACT C2).
@@ -264,6 +272,9 @@ type Dispatch struct {
 	Until time.Time `json:"until,omitzero"`
 	// Credential is that of a further attempt: its version may have changed since.
 	Credential *Credential `json:"credential,omitempty"`
+	// Approved is the fingerprint of the approval that this attempt spends (D3, D5); "":
+	// none was needed.
+	Approved string `json:"approved,omitempty"`
 }
 
 // Sent are the request markers of CONTRACT F3.

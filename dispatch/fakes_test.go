@@ -50,6 +50,7 @@ type memJournal struct {
 	chunks  map[ActionID][][]byte
 	keys    map[string]ActionID
 	kept    map[ActionID][]byte
+	held    map[ActionID][][]byte
 	ids     map[string]ActionID
 	order   []ActionID
 	queued  []Batch
@@ -61,7 +62,7 @@ type memJournal struct {
 }
 
 func newMemJournal(log *trace) *memJournal {
-	return &memJournal{records: make(map[ActionID]Record), events: make(map[ActionID][]StoredEvent), chunks: make(map[ActionID][][]byte), ids: make(map[string]ActionID), keys: make(map[string]ActionID), kept: make(map[ActionID][]byte), trace: log}
+	return &memJournal{records: make(map[ActionID]Record), events: make(map[ActionID][]StoredEvent), chunks: make(map[ActionID][][]byte), ids: make(map[string]ActionID), keys: make(map[string]ActionID), kept: make(map[ActionID][]byte), held: make(map[ActionID][][]byte), trace: log}
 }
 
 func (j *memJournal) Append(ctx context.Context, b Batch) (Receipt, error) {
@@ -139,6 +140,13 @@ func (j *memJournal) write(b Batch) (Receipt, error) {
 		j.note("durable " + ev.Type.String())
 	}
 	for _, c := range b.Chunks {
+		if c.Attempt == HeldRequest {
+			if c.Index != len(j.held[b.Action]) {
+				return Receipt{}, ErrNotWritten
+			}
+			j.held[b.Action] = append(j.held[b.Action], bytes.Clone(c.Data))
+			continue
+		}
 		if c.Index == 0 {
 			j.chunks[b.Action] = nil // of a later attempt
 		}
@@ -164,6 +172,9 @@ func (j *memJournal) write(b Batch) (Receipt, error) {
 	}
 	if !r.KeepsRequest() {
 		delete(j.kept, b.Action)
+	}
+	if r.Approval != nil && r.HeldChunks() == 0 {
+		delete(j.held, b.Action)
 	}
 	if b.Relaxed {
 		return Receipt{}, nil
@@ -272,8 +283,20 @@ func (j *memJournal) Redirecting(_ context.Context, caller, key string) (Record,
 	return Record{}, ErrActionNotFound
 }
 
-func (j *memJournal) Actions(context.Context, Filter) iter.Seq2[Record, error] {
-	return func(func(Record, error) bool) {}
+func (j *memJournal) Actions(_ context.Context, f Filter) iter.Seq2[Record, error] {
+	return func(yield func(Record, error) bool) {
+		j.mu.Lock()
+		all := make([]Record, 0, len(j.order))
+		for _, id := range j.order {
+			all = append(all, j.records[id])
+		}
+		j.mu.Unlock()
+		for _, r := range all {
+			if (!f.OpenOnly || !r.Ended) && !yield(r, nil) {
+				return
+			}
+		}
+	}
 }
 
 func (j *memJournal) OpenResult(_ context.Context, id ActionID) (Result, io.ReadCloser, error) {
@@ -286,9 +309,15 @@ func (j *memJournal) OpenResult(_ context.Context, id ActionID) (Result, io.Read
 	return *r.Result, io.NopCloser(bytes.NewReader(bytes.Join(j.chunks[id], nil))), nil
 }
 
-func (j *memJournal) Chunk(_ context.Context, id ActionID, _, index int) ([]byte, error) {
+func (j *memJournal) Chunk(_ context.Context, id ActionID, attempt, index int) ([]byte, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if attempt == HeldRequest {
+		if index >= len(j.held[id]) {
+			return nil, ErrNoResult
+		}
+		return j.held[id][index], nil
+	}
 	if index >= len(j.chunks[id]) {
 		return nil, ErrNoResult
 	}
@@ -454,6 +483,8 @@ func testRoutes() []routes.Route {
 		{Name: "hop", Match: routes.Match{Hosts: []string{"hop.example.test"}, Paths: []string{"/v1/**"}}, Inject: inject, Redirects: routes.RedirectsSameOrigin},
 		{Name: "store", Match: routes.Match{Hosts: []string{"store.example.test"}}, Inject: inject, RedirectFrom: []string{"https://pay.example.test"}},
 		{Name: "ended", Match: routes.Match{Hosts: []string{"ended.example.test"}}, Inject: inject, Contract: routes.Contract{EndMarker: "DONEC"}},
+		{Name: "ask", Match: routes.Match{Hosts: []string{"ask.example.test"}}, Inject: inject, Approval: routes.Approval{Required: true, Hold: time.Minute, Expiry: time.Hour}},
+		{Name: "bare", Match: routes.Match{Hosts: []string{"bare.example.test"}}, Approval: routes.Approval{Required: true, Hold: time.Minute, When: []routes.ApprovalRule{{Methods: []string{"POST"}, Paths: []string{"/v1/pay/**"}, MinBody: 2}}}},
 		{Name: "marked", Match: routes.Match{Hosts: []string{"marked.example.test"}}, Contract: routes.Contract{EndMarker: "[DONE]"}},
 	}...)
 }

@@ -22,7 +22,7 @@ var describesBody = []string{"Content-Type", "Content-Encoding", "Content-Langua
 // is to be relayed (CONTRACT R2): target, method and route are validated anew, and
 // nothing leaves the origin.
 func (a *action) follow(out *Outgoing, end *Ending) *Outgoing {
-	if a.bound() || a.route.Redirects != routes.RedirectsSameOrigin || !end.Complete || a.followed >= maxFollowed || len(end.Header["Location"]) != 1 {
+	if a.bound() || a.asks || a.route.Redirects != routes.RedirectsSameOrigin || !end.Complete || a.followed >= maxFollowed || len(end.Header["Location"]) != 1 {
 		return nil
 	}
 	method := out.Method

@@ -113,8 +113,8 @@ func (r *Record) Decision() outcome.Decision {
 // the journal.
 func (r *Record) MayRepeat(now time.Time) error {
 	now = r.later(now)
-	if r.Bound == nil || r.Tunnel != nil {
-		return ErrRetryRefused
+	if r.Bound == nil || r.Tunnel != nil || r.Bound.Approval {
+		return ErrRetryRefused // an approval is spent once: a repeat is a new action (D3)
 	}
 	if !r.Ended {
 		return ErrLeaseHeld

@@ -53,6 +53,8 @@ type Config struct {
 	Clock     Clock            // nil: the system's
 	// Pseudonym names this proxy in Via (RFC 9110 §7.6.3); "": "waybill".
 	Pseudonym string
+	// OnApproval is called, in a goroutine of its own, when a person is asked (D4); nil: nobody is told.
+	OnApproval func(ApprovalView)
 	// SpoolDir holds unlinked temporary files of large request bodies; "": the system's.
 	SpoolDir string
 }
@@ -68,6 +70,8 @@ type Pipeline struct {
 	draining bool
 	running  sync.WaitGroup
 	claims   map[claim]ActionID // request ids of actions that have no record yet
+	cards    map[ActionID]*card // approvals whose caller waits
+	drains   chan struct{}      // closed by Drain
 	entropy  *ulid.MonotonicEntropy
 
 	follow followUps
@@ -91,7 +95,7 @@ func New(cfg Config) *Pipeline {
 	if cfg.Pseudonym == "" {
 		cfg.Pseudonym = "waybill"
 	}
-	p := &Pipeline{cfg: cfg, claims: make(map[claim]ActionID), entropy: ulid.Monotonic(rand.Reader, 0), ending: make(chan struct{})}
+	p := &Pipeline{cfg: cfg, claims: make(map[claim]ActionID), cards: make(map[ActionID]*card), drains: make(chan struct{}), entropy: ulid.Monotonic(rand.Reader, 0), ending: make(chan struct{})}
 	p.binding.Store(cfg.Binding)
 	return p
 }
@@ -111,6 +115,7 @@ func (p *Pipeline) Drain(ctx context.Context) error {
 	p.mu.Lock()
 	if !p.draining {
 		close(p.ending)
+		close(p.drains)
 	}
 	p.draining = true
 	p.mu.Unlock()
@@ -183,6 +188,10 @@ type action struct {
 	recorded    bool   // ACTION_ACCEPTED was appended
 	started     Record // the projection with DISPATCH_STARTED
 	noted       bool   // the local cause is on record
+
+	asks     bool   // a person has to approve it (D3)
+	approved string // the approval's fingerprint, once the request was compared with it
+	detached bool   // no caller waits: approved after its caller was told APPROVAL_PENDING
 
 	// interims holds 1xx answers for the caller's own goroutine (see await).
 	interims chan interim
@@ -326,7 +335,11 @@ func (a *action) prepare(ctx context.Context) *Reply {
 			return a.early
 		}
 	}
+	a.asks = a.route.NeedsApproval(a.s.Method, a.s.RawPath, a.out.Length)
 	if a.further != nil {
+		if a.asks {
+			return a.refuse(refusal(outcome.CodeSnapshotMismatch, "", "approval_needed", "A person has to approve each request on this route, repeats too: send it as a new one."))
+		}
 		if r := a.lease(); r != nil {
 			return r
 		}
@@ -334,7 +347,15 @@ func (a *action) prepare(ctx context.Context) *Reply {
 		a.add(Event{Type: PreflightValidated, Bound: a.binds()})
 	}
 	a.stage(metrics.StageAccept)
-	for _, step := range secret {
+	steps = secret
+	if a.asks {
+		// A person decides between the two, about what was authorised.
+		if r := a.approve(ctx); r != nil {
+			return r
+		}
+		steps = steps[1:]
+	}
+	for _, step := range steps {
 		if refused := step(ctx); refused != nil {
 			if gone(ctx) {
 				// What the store said while its context ended is not why this action stops (F10).
@@ -753,9 +774,9 @@ func (a *action) record(ctx context.Context, conn Conn) *Reply {
 		conn.Release()
 		return a.refuse(refusal(outcome.CodeSnapshotMismatch, "", "request_changed", "The request is not the one that was bound."))
 	}
-	relaxed := a.route.Durability == routes.Relaxed && a.repeatable && a.further == nil
+	relaxed := a.route.Durability == routes.Relaxed && a.repeatable && a.further == nil && !a.asks
 	info := conn.Info()
-	info.Unresolved = a.advice
+	info.Unresolved, info.Approved = a.advice, a.approved
 	if a.further != nil {
 		info.Generation, info.Until, info.Credential = a.generation, a.p.windowNow().Add(a.route.Limits.Timeout), a.credential
 		a.events = slices.DeleteFunc(a.events, func(ev Event) bool { return ev.Type == CredentialAuthorized })

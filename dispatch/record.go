@@ -60,6 +60,8 @@ type Record struct {
 	// Items are the children of a batch that its answer resolved (F7).
 	Items    *Items      `json:"items,omitempty"`
 	Upgraded *TunnelInfo `json:"upgraded,omitempty"` // what was carried after a 101
+	// Approval is set when a person was asked (D3, D4).
+	Approval *ApprovalState `json:"approval,omitempty"`
 
 	AcceptedAt time.Time `json:"accepted_at"`
 	EndedAt    time.Time `json:"ended_at,omitzero"`
@@ -354,6 +356,10 @@ func apply(r *Record, ev *Event, seq uint64) error {
 		return applyJob(r, ev, seq)
 	case ItemsResolved:
 		return applyItems(r, ev)
+	case ApprovalRequested:
+		return applyAsked(r, ev)
+	case ApprovalDecided:
+		return applyDecided(r, ev)
 	case Booted, SessionOpened, SessionClosed, EventInvalid, eventTypes:
 		return illegal(ev, "not an event of an action")
 	default:
@@ -451,6 +457,9 @@ func applyDispatch(r *Record, ev *Event, seq uint64) error {
 		held := *l
 		held.Until = ev.Dispatch.Until // J5
 		r.Lease = &held
+	}
+	if err := r.spend(ev); err != nil {
+		return err
 	}
 	r.Attempts = append(r.Attempts, Attempt{N: ev.Attempt, Facts: unresolvedFacts(ev.Dispatch.Unresolved), Stage: ev.Dispatch.Stage, Dispatch: ev.Dispatch, DispatchSeq: seq})
 	r.Ended, r.EndedAt = false, time.Time{}
@@ -599,7 +608,8 @@ func (r *Record) project() {
 // Interrupt returns the event that closes an action found open at start-up
 // (CONTRACT M4), or false when it is not open. It is pure; now is for people.
 func Interrupt(r *Record, now time.Time) (Event, bool) {
-	if r.Ended {
+	if r.Ended || r.AwaitsApproval() {
+		// An approval survives a restart, and with it the request it is about (D4).
 		return Event{}, false
 	}
 	end := &Ended{Source: outcome.TransportObserved, Reason: "process_ended"}

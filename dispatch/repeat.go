@@ -548,8 +548,8 @@ func (a *action) lostKey(earlier ActionID) *Reply {
 // first byte leaves (CONTRACT I2, J3).
 func (a *action) binds() *Bound {
 	b := &Bound{Route: a.route.Name, Snapshot: a.binding.Snapshot.Digest(), Fingerprint: a.print, Repeatable: a.repeatable, BodyBytes: a.out.Length,
-		Key: a.key, Conditional: a.conditional, Recall: a.recall}
-	if r := a.route.Contract.Retry; r != nil && a.s.Exec == nil && (a.repeatable || a.key != nil || len(a.route.Contract.RefusedBeforeExecution) > 0) {
+		Key: a.key, Conditional: a.conditional, Recall: a.recall, Approval: a.asks}
+	if r := a.route.Contract.Retry; r != nil && a.s.Exec == nil && !a.asks && (a.repeatable || a.key != nil || len(a.route.Contract.RefusedBeforeExecution) > 0) {
 		b.Budget = &Budget{Attempts: r.Attempts, Until: a.p.windowNow().Add(r.Total), Background: r.Background}
 	}
 	return b

@@ -71,7 +71,9 @@ func (a *action) run(conn Conn) {
 		a.p.cfg.Logger.Debug("nobody waits for the answer", slog.String("action", a.id.String()), slog.Any("cause", cause))
 		_ = reply.Body.Close()
 		a.lateLeaving(cause)
-		reply.HandedOver(errLeft)
+		if !a.detached {
+			reply.HandedOver(errLeft)
+		}
 	}
 	if u := reply.Upgraded; u != nil {
 		if left {

@@ -195,8 +195,13 @@ func (e *Event) SourceOf() outcome.Source {
 	case ResponseStarted, ResponseComplete, ResultCommitted:
 		return outcome.RemoteResponse
 	case PreflightValidated, CredentialAuthorized, ActionRefused, DispatchStarted, AttemptInterrupted, TunnelOpened, Booted, SessionOpened, SessionClosed,
-		LeaseTaken, LeaseRenewed, LeaseEnded, RetryStopped:
+		LeaseTaken, LeaseRenewed, LeaseEnded, RetryStopped, ApprovalRequested:
 		return Decided
+	case ApprovalDecided:
+		if e.Decision != nil && e.Decision.Verdict == Expired {
+			return Decided
+		}
+		return outcome.OperatorAttested
 	case EventInvalid, eventTypes:
 	}
 	return ""

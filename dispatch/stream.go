@@ -178,6 +178,8 @@ func (s *stream) ending() http.Header {
 func (s *resultSink) streams() bool {
 	r := s.a.route
 	switch {
+	case s.a.detached:
+		return false // nobody is there to read while it arrives
 	case s.length == 0:
 		// The head alone would be the whole answer, before the marker (H9).
 		return false
@@ -198,7 +200,7 @@ func (s *resultSink) streams() bool {
 
 // outgrows reports whether an answer that is larger than the buffer is streamed.
 func (s *resultSink) outgrows() bool {
-	return s.stored == 0 && s.a.route.Delivery == routes.DeliveryAuto && s.status/100 == 2 && !(s.a.s.Protocol == "HTTP/1.0" && s.length < 0)
+	return !s.a.detached && s.stored == 0 && s.a.route.Delivery == routes.DeliveryAuto && s.status/100 == 2 && !(s.a.s.Protocol == "HTTP/1.0" && s.length < 0)
 }
 
 func eventStream(h http.Header) bool {

@@ -324,7 +324,21 @@ func cloneEvent(in *dispatch.Event) dispatch.Event {
 		e.Proof, e.StatusLine = text(e.Proof), text(e.StatusLine)
 		ev.Ended = e
 	}
+	if a := clone(ev.Approval); a != nil {
+		a.Fingerprint, a.Held.Digest = text(a.Fingerprint), text(a.Held.Digest)
+		a.ExpiresAt = instant(a.ExpiresAt)
+		if c := clone(a.Credential); c != nil {
+			c.ID, c.Version, c.Mode = text(c.ID), text(c.Version), text(c.Mode)
+			a.Credential = c
+		}
+		ev.Approval = a
+	}
+	if d := clone(ev.Decision); d != nil {
+		d.By, d.Via, d.Reason = text(d.By), text(d.Via), text(d.Reason)
+		ev.Decision = d
+	}
 	if d := clone(ev.Dispatch); d != nil {
+		d.Approved = text(d.Approved)
 		d.Peer = clonePeer(d.Peer)
 		d.Connection, d.Stage = text(d.Connection), outcome.Stage(text(string(d.Stage)))
 		if !d.Until.IsZero() {

@@ -353,6 +353,7 @@ func (j *Journal) stage(txn *badger.Txn, st *stage, r *request) (fits bool, err 
 		entries = j.indexes(entries, r, old, next)
 	}
 	entries = append(entries, r.chunks...)
+	entries = releaseHeld(entries, r.action, old, next)
 	for i := range r.events {
 		if ev := &r.events[i]; ev.Type == dispatch.ResultCommitted {
 			m := &manifest{Bytes: ev.Result.Bytes, Chunks: ev.Result.Chunks, Digest: ev.Result.Digest}
@@ -472,7 +473,13 @@ func (j *Journal) admissible(txn *badger.Txn, st *stage, r *request, old *projec
 			}
 		}
 	}
+	if err := j.admissibleHeld(txn, st, r, old, rec); err != nil {
+		return err
+	}
 	for _, p := range r.parts {
+		if p.attempt == dispatch.HeldRequest {
+			continue
+		}
 		a := attemptOf(rec, p.attempt)
 		if a == nil || a.DispatchSeq == 0 {
 			return fmt.Errorf("%w: chunk of an attempt that was not dispatched", dispatch.ErrIllegalTransition)

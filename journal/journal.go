@@ -247,7 +247,7 @@ func (j *Journal) build(ctx context.Context, b dispatch.Batch) (*request, error)
 	total := int64(0)
 	for i := range b.Chunks {
 		c := &b.Chunks[i]
-		if c.Attempt < 1 || c.Index < 0 || int64(c.Attempt) > 1<<31 || int64(c.Index) > 1<<31 {
+		if c.Attempt < dispatch.HeldRequest || c.Index < 0 || int64(c.Attempt) > 1<<31 || int64(c.Index) > 1<<31 {
 			return nil, fmt.Errorf("%w: chunk without a place", dispatch.ErrNotWritten)
 		}
 		if len(c.Data) > dispatch.MaxChunkBytes {

@@ -202,6 +202,10 @@ func (j *Journal) Actions(ctx context.Context, f dispatch.Filter) iter.Seq2[disp
 			return
 		case f.Caller != "":
 			prefix = prefixCaller(j.seal.mac(macCaller, f.Caller))
+		case f.OpenOnly:
+			// By the time in their ids, which is nearly the order of their sequence: a start
+			// that asks for what is open does not read everything else.
+			prefix = []byte{famOpen}
 		}
 		from := last(prefix)
 		yielded := 0

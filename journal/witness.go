@@ -70,7 +70,7 @@ func witnessed(t dispatch.EventType) bool {
 	case dispatch.EventInvalid, dispatch.ActionAccepted, dispatch.PreflightValidated, dispatch.CredentialAuthorized,
 		dispatch.AttemptFailed, dispatch.RequestSent, dispatch.ResponseStarted, dispatch.ResponseComplete,
 		dispatch.CallerGone, dispatch.DeliveryFailed, dispatch.ResultDelivered, dispatch.Booted,
-		dispatch.SessionOpened, dispatch.SessionClosed:
+		dispatch.SessionOpened, dispatch.SessionClosed, dispatch.ApprovalRequested, dispatch.ApprovalDecided:
 		return false
 	default:
 		return false

@@ -228,6 +228,15 @@ type Evidence struct {
 	Items       *Items       `json:"items,omitempty"`       // F7
 	LinkedTo    string       `json:"linked_to,omitempty"`   // the action that this one was started for
 	LinkKind    string       `json:"link_kind,omitempty"`   // why: reconcile, job, poll
+	Approval    *Approval    `json:"approval,omitempty"`    // D3, D4: a person was asked
+}
+
+// Approval is what is told of a person's approval. It does not name the person.
+type Approval struct {
+	State       string `json:"state"`                 // pending, approved, denied, expired, spent, closed
+	Fingerprint string `json:"fingerprint,omitempty"` // of everything that would be sent but the secret (D5)
+	ExpiresAt   string `json:"expires_at,omitempty"`  // RFC 3339
+	Reason      string `json:"reason,omitempty"`      // the words of the person who decided
 }
 
 // Carried counts the bytes of an upgraded connection. It says nothing of what they did.

@@ -133,8 +133,9 @@ func TestSchemaFieldsAreTheGoFields(t *testing.T) {
 		reflect.TypeFor[outcome.Source](): "source", reflect.TypeFor[outcome.Stage](): "stage", reflect.TypeFor[outcome.Error](): "error",
 		reflect.TypeFor[outcome.Evidence](): "evidence", reflect.TypeFor[outcome.Attempt](): "attempt", reflect.TypeFor[outcome.Peer](): "peer", reflect.TypeFor[outcome.Idempotency](): "idempotency",
 		reflect.TypeFor[outcome.Resolution](): "resolution", reflect.TypeFor[outcome.Job](): "job", reflect.TypeFor[outcome.Items](): "items",
-		reflect.TypeFor[outcome.Carried](): "carried",
+		reflect.TypeFor[outcome.Carried]():     "carried",
 		reflect.TypeFor[outcome.RetryBudget](): "retry_budget",
+		reflect.TypeFor[outcome.Approval]():    "approval",
 	}
 	kinds := map[reflect.Kind]string{reflect.String: "string", reflect.Bool: "boolean", reflect.Int: "integer", reflect.Int64: "integer", reflect.Uint64: "integer"}
 	compare := func(name string, typ reflect.Type, schema map[string]any) {

@@ -56,6 +56,8 @@ func (p *Proxy) AdminHandler() http.Handler {
 			if a.method(http.MethodDelete) {
 				a.closeSession(strings.TrimPrefix(path, "/v1/sessions/"))
 			}
+		case path == "/v1/approvals", strings.HasPrefix(path, "/v1/approvals/"):
+			a.approvals(path)
 		case path == "/v1/journal/stats":
 			if a.method(http.MethodGet) {
 				a.ask(p.admin.JournalStats)

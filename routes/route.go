@@ -41,6 +41,7 @@ type Route struct {
 	Dialect outcome.Dialect `json:",omitzero"`
 	// Upgrade says what becomes of a request for another protocol on the connection.
 	Upgrade  Upgrade
+	Approval Approval `json:",omitzero"`
 	Upstream Upstream
 	Limits   Limits
 	// SSH makes the route one for commands over SSH; nil: for HTTP requests.

@@ -223,6 +223,9 @@ func (r *Route) check() error {
 	if err := r.Contract.checkFollowUp(); err != nil {
 		return err
 	}
+	if err := r.checkApproval(); err != nil {
+		return err
+	}
 	l := r.Limits
 	if min(l.Request, l.Buffer, l.Response) < 0 || l.Tries < 0 ||
 		min(l.Timeout, l.Idle, l.Hold, l.Connect, l.Duplicates, l.Retention) < 0 {
@@ -284,6 +287,7 @@ func (r *Route) clone() Route {
 	c.RedirectFrom = cloneSlice(r.RedirectFrom)
 	c.Contract.clone()
 	c.Contract.cloneFollowUp()
+	c.Approval = r.Approval.clone()
 	c.Upstream.RootsPEM = cloneSlice(r.Upstream.RootsPEM)
 	c.Upstream.Pins = cloneSlice(r.Upstream.Pins)
 	c.SSH = r.SSH.clone()

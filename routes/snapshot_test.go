@@ -332,7 +332,8 @@ func fullRoute() Route {
 			Retry: &Retry{Attempts: 3, Total: 3, Backoff: 1, Max: 2, IgnoreRetryAfter: true, Background: true}},
 		Delivery: DeliveryBuffered, Durability: Relaxed, RejectManaged: true, PassAuthorization: true,
 		Callers: []string{"ci"}, RedirectFrom: []string{"https://api.example.com"}, Redirects: RedirectsSameOrigin, Leak: LeakBlock, Upgrade: UpgradeTunnel, Strip: []string{"Cookie"},
-		Dialect: outcome.DialectSlack,
+		Dialect:  outcome.DialectSlack,
+		Approval: Approval{Required: true, When: []ApprovalRule{{Methods: []string{"GET"}, Paths: []string{"/v1/**"}, MinBody: 11}}, Hold: 12, Expiry: 13},
 		Upstream: Upstream{
 			AllowPlaintext: true, RootsPEM: []byte("pem"), RootsOnly: true, Pins: []string{"sha256:00"},
 			Resolve: map[string]string{"a.test": "10.0.0.7"}, AllowPrivate: true,

@@ -148,6 +148,9 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	if err := s.listen(ctx, opts, cfg); err != nil {
 		return nil, err
 	}
+	if err := s.resumeApprovals(ctx); err != nil {
+		return nil, err
+	}
 	s.metrics.Reloaded(true, time.Now())
 	s.watch = s.watchConfig(a, cfg.files)
 	s.tasks.Go(s.watchJournal)

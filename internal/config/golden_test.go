@@ -287,6 +287,7 @@ func TestSchemaKeys(t *testing.T) {
 		"reconcile": {doc.Defs["reconcile"], reconcileSchema}, "async": {doc.Defs["async"], asyncSchema}, "batch": {doc.Defs["batch"], batchSchema},
 		"marker": {doc.Defs["marker"], markerSchema}, "condition": {doc.Defs["condition"], conditionSchema},
 		"upstream": {doc.Defs["upstream"], upstreamSchema}, "limits": {doc.Defs["limits"], limitsSchema},
+		"approval": {doc.Defs["approval"], approvalSchema}, "approval-rule": {doc.Defs["approval-rule"], approvalRuleSchema},
 	} {
 		want := slices.Clone(c.want.keys)
 		for k, allowed := range c.want.unbuilt {
@@ -309,7 +310,7 @@ func TestSchemaKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range []schema{rootSchema, listenSchema, auditSchema, checkpointSchema, auditDestinationSchema, callerSchema, credentialSchema, sourceSchema, routeSchema, matchSchema, injectSchema, contractSchema, idempotencySchema, retrySchema, responseSchema, limitsSchema,
+	for _, s := range []schema{rootSchema, listenSchema, auditSchema, checkpointSchema, auditDestinationSchema, callerSchema, credentialSchema, sourceSchema, routeSchema, matchSchema, injectSchema, contractSchema, idempotencySchema, retrySchema, responseSchema, limitsSchema, approvalSchema, approvalRuleSchema,
 		kubernetesSchema, keyringSchema, hashicorpSchema, awsSchema, onePasswordSchema, oauthSchema, gitHubAppSchema, hmacSchema, sigv4Schema, reconcileSchema, asyncSchema, batchSchema, markerSchema, conditionSchema} {
 		for _, k := range s.keys {
 			if !bytes.Contains(full, []byte(k+":")) && k != "path" {

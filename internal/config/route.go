@@ -21,10 +21,8 @@ import (
 
 var (
 	routeSchema = schema{
-		keys: []string{"name", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "leak", "redirects", "redirect_from", "dialect", "callers", "upstream", "limits", "upgrade"},
-		unbuilt: map[string][]string{
-			"approval": {"none"},
-		},
+		keys:    []string{"name", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "leak", "redirects", "redirect_from", "dialect", "approval", "callers", "upstream", "limits", "upgrade"},
+		unbuilt: map[string][]string{},
 	}
 	matchSchema = schema{
 		keys:  []string{"host", "hosts", "ports", "methods", "path", "paths"},
@@ -48,7 +46,7 @@ func homeOf(key string) string {
 		s    schema
 	}{
 		{"the top level", rootSchema},
-		{"a route", routeSchema}, {"match of a route", matchSchema}, {"an entry of inject", injectSchema}, {"contract of a route", contractSchema}, {"idempotency of a contract", idempotencySchema}, {"retry of a contract", retrySchema},
+		{"a route", routeSchema}, {"match of a route", matchSchema}, {"an entry of inject", injectSchema}, {"approval of a route", approvalSchema}, {"an entry of when", approvalRuleSchema}, {"contract of a route", contractSchema}, {"idempotency of a contract", idempotencySchema}, {"retry of a contract", retrySchema},
 		{"upstream of a route", upstreamSchema}, {"limits of a route", limitsSchema}, {"listen", listenSchema}, {"from of a credential", sourceSchema},
 		{"reconcile of a contract", reconcileSchema}, {"async of a contract", asyncSchema}, {"batch of a contract", batchSchema},
 	} {
@@ -166,6 +164,7 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) routes.R
 	if n, path, ok := o.get("limits"); ok {
 		rt.Limits = r.limits(n, path)
 	}
+	rt.Approval = r.approval(o, &rt)
 	r.contradictions(o, &rt)
 	r.repeatContradictions(o, &rt)
 	return rt
@@ -230,27 +229,7 @@ func (r *reader) match(n *yaml.Node, path string) routes.Match {
 	}
 	m.Ports = o.integers("ports", "[443]", 1, 65535)
 	m.Methods = r.methods(o)
-	check := func(s string) (string, string, string) {
-		if err := routes.CheckGlob(s); err != nil {
-			return "", "is no path pattern: " + strings.TrimPrefix(err.Error(), routes.ErrBadGlob.Error()+": "), "begin with /, use * inside a segment and ** for any number of segments"
-		}
-		return s, "", ""
-	}
-	switch one, many := o.has("path"), o.has("paths"); {
-	case one && many:
-		r.fail(o.key("paths"), join(path, "paths"), "path and paths are both written", "keep one of them")
-	case one:
-		if s, ok := o.text("path", "a path pattern"); ok {
-			n, path, _ := o.get("path")
-			if p, wrong, fix := check(s); wrong != "" {
-				r.fail(n, path, wrong, fix)
-			} else {
-				m.Paths = []string{p}
-			}
-		}
-	case many:
-		m.Paths = o.texts("paths", "a path pattern", "[/v1/**]", check)
-	}
+	m.Paths = r.pathPatterns(o)
 	return m
 }
 
