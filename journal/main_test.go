@@ -30,6 +30,9 @@ const (
 	// stepsEnv is after how many acknowledged steps the child ends by itself; not set:
 	// never.
 	stepsEnv = "WAYBILL_JOURNAL_TEST_STEPS"
+
+	modeHasty = "hasty" // says that a step is durable before it is
+	modeDeaf  = "deaf"  // says so although Append failed
 )
 
 func TestMain(m *testing.M) {
@@ -67,6 +70,20 @@ func child(dir, mode string) {
 		return limit > 0 && said >= limit
 	}
 	fmt.Println("OPENED", rec.Unknown, len(rec.Lost))
+	// step appends and says so. The two modes are controls: what says so too early, or
+	// whatever came of it, must be found out.
+	step := func(what string, id dispatch.ActionID, b dispatch.Batch) bool {
+		if mode == modeHasty {
+			say(what, id)
+		}
+		if _, err := j.Append(bg, b); err != nil && mode != modeDeaf {
+			return false
+		}
+		if mode != modeHasty {
+			say(what, id)
+		}
+		return true
+	}
 	var wg sync.WaitGroup
 	for w := range 8 {
 		wg.Go(func() {
@@ -75,16 +92,14 @@ func child(dir, mode string) {
 				id := newID()
 				b := toDispatch(id, "ci", "", "f")
 				if rng.IntN(3) == 0 {
-					if _, err := j.Append(bg, dispatch.Batch{Action: id, Events: b.Events[:2]}); err != nil {
+					if !step("ACCEPTED", id, dispatch.Batch{Action: id, Events: b.Events[:2]}) {
 						return
 					}
-					say("ACCEPTED", id)
 					b.Events = b.Events[2:]
 				}
-				if _, err := j.Append(bg, b); err != nil {
+				if !step("DISPATCHED", id, b) {
 					return
 				}
-				say("DISPATCHED", id)
 				size := 2 << 10
 				if rng.IntN(6) == 0 {
 					size = 3 * dispatch.MaxChunkBytes / 2
@@ -93,15 +108,14 @@ func child(dir, mode string) {
 				n := 0
 				for off := 0; off < len(data); off += dispatch.MaxChunkBytes {
 					end := min(off+dispatch.MaxChunkBytes, len(data))
-					if _, err := j.Append(bg, dispatch.Batch{Action: id, Chunks: []dispatch.Chunk{{Attempt: 1, Index: n, Last: end == len(data), Data: data[off:end]}}}); err != nil {
+					if _, err := j.Append(bg, dispatch.Batch{Action: id, Chunks: []dispatch.Chunk{{Attempt: 1, Index: n, Last: end == len(data), Data: data[off:end]}}}); err != nil && mode != modeDeaf {
 						return
 					}
 					n++
 				}
-				if _, err := j.Append(bg, dispatch.Batch{Action: id, Events: []dispatch.Event{evResponse(1, 200), evResult(1, 200, n, data, committed)}}); err != nil {
+				if !step("COMMITTED", id, dispatch.Batch{Action: id, Events: []dispatch.Event{evResponse(1, 200), evResult(1, 200, n, data, committed)}}) {
 					return
 				}
-				say("COMMITTED", id)
 			}
 		})
 	}

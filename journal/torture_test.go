@@ -165,7 +165,7 @@ func TestKillAtSystemCalls(t *testing.T) {
 	for _, call := range killedAt {
 		dir := tempDir(t)
 		l := newLedger()
-		deadline := time.Now().Add(90 * time.Second) // in the long form
+		deadline := time.Now().Add(60 * time.Second) // in the long form
 		for n, tries := 1, 0; ; tries++ {
 			if !long() {
 				if tries == 2 {
@@ -197,6 +197,20 @@ func TestKillAtSystemCalls(t *testing.T) {
 	if kills < 3 {
 		t.Error("the kills hit nothing: this run shows nothing")
 	}
+	// The control: a journal that says so before it has written.
+	for n := 20; n < 40; n++ {
+		dir := tempDir(t)
+		l := newLedger()
+		childRun{
+			wrapper: []string{strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync", "-e", fmt.Sprintf("inject=fdatasync:signal=SIGKILL:when=%d", n)},
+			mode:    modeHasty, steps: 400,
+		}.run(t, l, dir)
+		if err := l.after(dir); err != nil {
+			t.Logf("control: killed at fdatasync number %d: %v", n, err)
+			return
+		}
+	}
+	t.Error("with hasty acknowledgements nothing is lost: this harness could not find a loss")
 }
 
 // TestSyncErrors: a sync that fails, at each call, with each error, from the Nth on:
@@ -235,5 +249,17 @@ func TestSyncErrors(t *testing.T) {
 	}
 	if stopped < 4 {
 		t.Errorf("only %d of the errors stopped anything: this run shows little", stopped)
+	}
+	// The control: a process that goes on as if the sync had not failed.
+	dir := tempDir(t)
+	l := newLedger()
+	childRun{
+		wrapper: []string{strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=20+"},
+		mode:    modeDeaf, steps: 400,
+	}.run(t, l, dir)
+	if err := l.after(dir); err == nil {
+		t.Error("with its errors ignored nothing is lost: this harness could not find a loss")
+	} else {
+		t.Logf("control: %v", err)
 	}
 }

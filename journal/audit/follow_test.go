@@ -206,7 +206,7 @@ func TestTornWrites(t *testing.T) {
 	closeLog(t, f)
 	full := read(t, path)
 	torn := filepath.Join(t.TempDir(), "torn")
-	for i := range 120 {
+	for i := range rounds(45, 1500) {
 		b := append([]byte(nil), full...)
 		switch i % 3 {
 		case 0: // cut anywhere

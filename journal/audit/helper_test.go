@@ -258,3 +258,14 @@ func restore(t testing.TB, from, to string) {
 		}
 	}
 }
+
+// long reports whether the long forms run (make torture).
+func long() bool { return os.Getenv("WAYBILL_TEST_LONG") != "" }
+
+// rounds is how often something random is done.
+func rounds(short, torture int) int {
+	if long() {
+		return torture
+	}
+	return short
+}
