@@ -11,6 +11,7 @@ import (
 	"mime"
 	"net/http"
 	"strings"
+	"time"
 
 	"waybill/inject"
 	"waybill/inject/sigv4"
@@ -40,7 +41,10 @@ func (a *action) authorise(ctx context.Context) *Refusal {
 		// Two injections of one action never mix two versions of a credential.
 		got, ok := a.resolved[in.Credential]
 		if !ok {
-			if got, err = a.binding.Credentials.Resolve(ctx, in.Credential); err != nil {
+			start := time.Now()
+			got, err = a.binding.Credentials.Resolve(ctx, in.Credential)
+			a.p.measureFetch(in.Credential, err, time.Since(start))
+			if err != nil {
 				return a.credentialRefusal(in, err)
 			}
 			a.resolved[in.Credential] = got

@@ -1,8 +1,11 @@
 package dispatch
 
 import (
+	"errors"
 	"slices"
+	"time"
 
+	"waybill/inject"
 	"waybill/internal/control"
 	"waybill/metrics"
 	"waybill/outcome"
@@ -116,4 +119,17 @@ func measureEvent(m *metrics.Metrics, route string, ev *Event) {
 	default:
 		// A type that is added later is counted by its type.
 	}
+}
+
+// measureFetch counts what obtaining a credential came to.
+func (p *Pipeline) measureFetch(id string, err error, took time.Duration) {
+	code := outcome.CodeNone
+	if err != nil {
+		code = outcome.CodeCredentialInvalid
+		var e *inject.Error
+		if errors.As(err, &e) {
+			code = e.Code
+		}
+	}
+	p.cfg.Metrics.CredentialFetched(id, code, took, p.cfg.Clock.Now())
 }

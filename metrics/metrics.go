@@ -127,17 +127,45 @@ func (n *names) label(name string) string {
 	return Other
 }
 
-// SetRoutes makes the names of a configuration's routes known as labels.
+// SetRoutes makes the names of a configuration's routes known as labels. What alerts
+// watch begins with 0, or Prometheus would not see the first one as an increase.
 func (m *Metrics) SetRoutes(list []string) {
-	if m != nil {
-		m.routes.add(list)
+	if m == nil {
+		return
+	}
+	m.routes.add(list)
+	for _, r := range list {
+		if m.routes.label(r) != r {
+			continue
+		}
+		m.actions.WithLabelValues(r, outcome.RemoteExecution.String(), outcome.Committed.String(), outcome.Never.String(), NoRoute)
+		for _, c := range []outcome.Code{outcome.CodeRemoteOutcomeUnknown, outcome.CodeRemoteTimeout, outcome.CodeRemoteResultIncomplete} {
+			m.actions.WithLabelValues(r, outcome.RemoteExecution.String(), outcome.Unknown.String(), outcome.Reconcile.String(), c.String())
+		}
+		for _, l := range []Leak{LeakMasked, LeakBlocked} {
+			m.leaks.WithLabelValues(r, string(l))
+		}
+		for _, c := range []string{"fresh", "reused"} {
+			m.attempts.WithLabelValues(r, c)
+		}
+		m.duplicates.WithLabelValues(r)
 	}
 }
 
 // SetCredentials makes the ids of a configuration's credentials known as labels.
 func (m *Metrics) SetCredentials(list []string) {
-	if m != nil {
-		m.credentialNames.add(list)
+	if m == nil {
+		return
+	}
+	m.credentialNames.add(list)
+	for _, id := range list {
+		if m.credentialNames.label(id) != id {
+			continue
+		}
+		m.fetches.WithLabelValues(id)
+		for _, c := range []outcome.Code{outcome.CodeCredentialMissing, outcome.CodeCredentialInvalid, outcome.CodeCredentialUnavailable, outcome.CodeVaultLocked} {
+			m.fetchErrors.WithLabelValues(id, c.String())
+		}
 	}
 }
 

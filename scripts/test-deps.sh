@@ -23,6 +23,8 @@ need mkfs.ext4 e2fsprogs     # a disk of its own that fills up and loses its pow
 need strace strace           # orders fsync and the first write of a dispatch
 need python3 python3         # a client through the proxy
 need node nodejs             # a client through the proxy
+need promtool prometheus      # rules, alerts and the queries of the dashboard
+need nft nftables             # the owner-UID rules of the sidecar, in a network namespace
 if ! { command -v nc >/dev/null 2>&1 && nc -h 2>&1 | grep -q OpenBSD; }; then
   programs+=(nc)
   missing+=(netcat-openbsd)  # raw bytes to the proxy, as no client library would send them
@@ -59,6 +61,11 @@ fi
 export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
+# The packages' own services are not wanted: the tests start what they need, and end it.
+if [ ! -e /usr/sbin/policy-rc.d ]; then
+  printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d
+  trap 'rm -f "$log" /usr/sbin/policy-rc.d' EXIT
+fi
 if ! { apt-get -o Acquire::Retries=3 -q update && apt-get -o Acquire::Retries=3 -q -y --no-install-recommends install "${missing[@]}"; } >"$log" 2>&1 </dev/null; then
   cat "$log" >&2
   exit 1
