@@ -79,6 +79,7 @@ First steps:
 	add("setup", newInit(a), newCheck(a), newExplain(a), newVault(a), newEnv(a), newVersion(a))
 	root.SetCompletionCommandGroupID("setup")
 	root.SetHelpCommandGroupID("setup")
+	addOperations(a, root)
 	return root
 }
 

@@ -59,6 +59,9 @@ var arrows = map[string][]string{
 	"internal/contract":                {"docs"},
 	"internal/deps":                    {},
 	"internal/e2e":                     {},
+	"deploy":                           {},
+	"internal/image":                   {},
+	"internal/image/cmd/waybill-image": {"internal/image"},
 	"internal/testkit":                 {},
 	"journal/journaltest":              {},
 	"internal/testreport":              {"internal/contract"},
@@ -71,6 +74,7 @@ var testOnly = map[string][]string{
 	"journal/journaltest": nil,
 	"docs":                {"internal/contract"},
 	"internal/bench":      {"internal/bench/cmd/waybill-bench"},
+	"internal/image":      {"internal/image/cmd/waybill-image"},
 }
 
 // testPackages are those of testOnly whose own files are held to the rules for tests.
@@ -121,6 +125,14 @@ var owners = []owner{
 	{"golang.org/x/oauth2", []string{"inject/oauth"}, true},                // replaces requests to token endpoints of our own
 	{"golang.org/x/term", []string{"cmd/waybill"}, false},                  // passphrases without echo
 	{"golang.org/x/sys", []string{"journal", "journal/audit", "cmd/waybill"}, true},
+	{"github.com/aws/aws-sdk-go-v2", []string{"inject/sigv4"}, true},
+	{"github.com/zalando/go-keyring", []string{"inject/keyring"}, true}, // replaces three system interfaces
+	{"golang.org/x/oauth2", []string{"inject/oauth"}, true},             // replaces requests to token endpoints of our own
+	{"golang.org/x/term", []string{"cmd/waybill"}, false},               // passphrases without echo
+	{"golang.org/x/sys", []string{"journal", "cmd/waybill"}, true},
+	{"github.com/google/go-containerregistry", []string{"internal/image"}, true}, // OCI images; replaces a container engine
+	{"k8s.io/api", nil, true},                                                    // decodes the manifests strictly; replaces a cluster
+	{"sigs.k8s.io/yaml", nil, true},                                              // YAML as Kubernetes and Helm read it
 	{"github.com/rogpeppe/go-internal", nil, true},
 	{"github.com/santhosh-tekuri/jsonschema", nil, true},
 	{"go.uber.org/goleak", nil, true},

@@ -1,0 +1,11 @@
+package main
+
+import "github.com/spf13/cobra"
+
+// addOperations adds the commands of those who run Waybill for others.
+func addOperations(a *app, root *cobra.Command) {
+	for _, c := range []*cobra.Command{newHealth(a), newCA(a)} {
+		c.GroupID = "setup"
+		root.AddCommand(c)
+	}
+}
