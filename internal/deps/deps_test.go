@@ -131,8 +131,8 @@ var owners = []owner{
 	{"golang.org/x/term", []string{"cmd/waybill"}, false},               // passphrases without echo
 	{"golang.org/x/sys", []string{"journal", "cmd/waybill"}, true},
 	{"github.com/google/go-containerregistry", []string{"internal/image"}, true}, // OCI images; replaces a container engine
-	{"k8s.io/api", nil, true},                                                    // decodes the manifests strictly; replaces a cluster
-	{"sigs.k8s.io/yaml", nil, true},                                              // YAML as Kubernetes and Helm read it
+	{"k8s.io/api", nil, true},       // decodes the manifests strictly; replaces a cluster
+	{"sigs.k8s.io/yaml", nil, true}, // YAML as Kubernetes and Helm read it
 	{"github.com/rogpeppe/go-internal", nil, true},
 	{"github.com/santhosh-tekuri/jsonschema", nil, true},
 	{"go.uber.org/goleak", nil, true},
