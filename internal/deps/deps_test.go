@@ -126,9 +126,6 @@ var owners = []owner{
 	{"golang.org/x/term", []string{"cmd/waybill"}, false},                  // passphrases without echo
 	{"golang.org/x/sys", []string{"journal", "journal/audit", "cmd/waybill"}, true},
 	{"github.com/aws/aws-sdk-go-v2", []string{"inject/sigv4"}, true},
-	{"github.com/zalando/go-keyring", []string{"inject/keyring"}, true}, // replaces three system interfaces
-	{"golang.org/x/oauth2", []string{"inject/oauth"}, true},             // replaces requests to token endpoints of our own
-	{"golang.org/x/term", []string{"cmd/waybill"}, false},               // passphrases without echo
 	{"golang.org/x/sys", []string{"journal", "cmd/waybill"}, true},
 	{"github.com/google/go-containerregistry", []string{"internal/image"}, true}, // OCI images; replaces a container engine
 	{"k8s.io/api", nil, true},       // decodes the manifests strictly; replaces a cluster
