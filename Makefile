@@ -69,6 +69,35 @@ fmt: ## format the Go code as the linter wants it
 deps: ## install the programs that the tests use, where they are missing
 	@scripts/test-deps.sh
 
+PREFIX  ?= /usr/local
+DESTDIR ?=
+
+.PHONY: install
+install: build ## install binary, manual pages, completions and the systemd unit below PREFIX (/usr/local; DESTDIR for packages)
+	install -D -m 0755 bin/waybill $(DESTDIR)$(PREFIX)/bin/waybill
+	bin/waybill man bin/man
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1 && install -m 0644 bin/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions zsh/site-functions fish/vendor_completions.d)
+	bin/waybill completion bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/waybill
+	bin/waybill completion zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_waybill
+	bin/waybill completion fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/waybill.fish
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's#/usr/local/bin/waybill#$(PREFIX)/bin/waybill#' deploy/systemd/waybill.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/waybill.service
+	install -D -m 0644 deploy/systemd/waybill.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/waybill.conf
+
+.PHONY: image
+image: build ## write the container image as an OCI layout to bin/image, without a container engine
+	rm -rf bin/image
+	$(GO) run ./internal/image/cmd/waybill-image -binary bin/waybill -out bin/image $(if $(VERSION),-version $(VERSION))
+
+.PHONY: release
+release: ## make the archives, SBOMs and checksums of a release in bin/release (VERSION=v1.2.3)
+	@scripts/release.sh $(VERSION)
+
+.PHONY: dashboard
+dashboard: ## draw docs/dashboard.png from a real Prometheus filled by the demo (prometheus, librsvg2-bin)
+	@scripts/dashboard.py
+
 .PHONY: clean
 clean: ## remove what the targets above leave behind
 	rm -rf bin

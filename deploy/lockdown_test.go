@@ -29,7 +29,7 @@ func TestLockdown(t *testing.T) {
 	const script = `
 set -eu
 ip link set lo up
-ip netns add outside 2>/dev/null || { mount -t tmpfs none /run; mkdir -p /run/netns; ip netns add outside; }
+mount -t tmpfs none /run; mkdir -p /run/netns; ip netns add outside
 ip link add inner type veth peer name outer netns outside
 ip addr add 10.77.0.1/24 dev inner; ip link set inner up
 ip -n outside addr add 10.77.0.2/24 dev outer; ip -n outside link set outer up

@@ -24,6 +24,9 @@ need strace strace           # orders fsync and the first write of a dispatch
 need python3 python3         # a client through the proxy
 need node nodejs             # a client through the proxy
 need promtool prometheus      # rules, alerts and the queries of the dashboard
+need systemd-analyze systemd  # reads and rates the unit
+need ip iproute2              # the namespace in which the sidecar's rules are tried
+need unshare util-linux
 need nft nftables             # the owner-UID rules of the sidecar, in a network namespace
 if ! { command -v nc >/dev/null 2>&1 && nc -h 2>&1 | grep -q OpenBSD; }; then
   programs+=(nc)

@@ -48,6 +48,7 @@ const demoLimit = 60 * time.Second
 
 func newDemo(a *app) *cobra.Command {
 	var asJSON, keep bool
+	var meters string
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show every kind of outcome; no configuration, no network",
@@ -65,15 +66,16 @@ The exit code is 1 when a line is not as the contract says.`,
 			defer stop()
 			ctx, cancel := context.WithTimeout(ctx, demoLimit)
 			defer cancel()
-			return a.runDemo(ctx, asJSON, keep)
+			return a.runDemo(ctx, asJSON, keep, meters)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&keep, "keep", false, "keep the folder with journal, configuration and log, and say where it is")
+	cmd.Flags().StringVar(&meters, "metrics", "127.0.0.1:0", "`address` of the demo proxy's /metrics, to watch it from a Prometheus")
 	return cmd
 }
 
-func (a *app) runDemo(ctx context.Context, asJSON, keep bool) (err error) {
+func (a *app) runDemo(ctx context.Context, asJSON, keep bool, meters string) (err error) {
 	start := time.Now()
 	dir, err := os.MkdirTemp("", "waybill-demo-")
 	if err != nil {
@@ -92,7 +94,7 @@ func (a *app) runDemo(ctx context.Context, asJSON, keep bool) (err error) {
 	if err := writeDemoFiles(dir, d.secret, d.upstreams); err != nil {
 		return fail(exitFailure, "demo: %w", err)
 	}
-	d.proxy = &demoProxy{dir: dir, listen: "127.0.0.1:0"}
+	d.proxy = &demoProxy{dir: dir, listen: "127.0.0.1:0", meters: meters}
 	if err := d.proxy.start(ctx); err != nil {
 		return fail(exitFailure, "demo: %w", err)
 	}

@@ -23,6 +23,7 @@ import (
 // the demo can kill it.
 type demoProxy struct {
 	dir    string // holds waybill.yaml, secret, upstream-ca.pem, data/, proxy.log
+	meters string // address of its metrics
 	listen string // fixed after the first start, so that callers find it again
 	child  *exec.Cmd
 	exited chan error
@@ -95,7 +96,7 @@ func (p *demoProxy) start(ctx context.Context) error {
 	data := filepath.Join(p.dir, "data")
 	child := exec.Command(exe, append([]string{
 		"serve", "--config", filepath.Join(p.dir, "waybill.yaml"), "--data", data,
-		"--proxy", p.listen, "--metrics", "127.0.0.1:0", "--log-level", "debug", "--log-format", "json",
+		"--proxy", p.listen, "--metrics", p.meters, "--log-level", "debug", "--log-format", "json",
 	}, unsafeStorageFlags...)...)
 	child.Args[0] = "waybill"
 	// Nothing of the person's environment but what a program needs to start.

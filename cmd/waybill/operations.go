@@ -8,4 +8,5 @@ func addOperations(a *app, root *cobra.Command) {
 		c.GroupID = "setup"
 		root.AddCommand(c)
 	}
+	root.AddCommand(newMan(a))
 }
