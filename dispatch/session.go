@@ -190,9 +190,9 @@ func (e *Event) SourceOf() outcome.Source {
 	switch e.Type {
 	case ActionAccepted, ResultDelivered:
 		return CallerRequested
-	case RequestSent, CallerGone, DeliveryFailed, TunnelClosed, AttemptFailed, AttemptResolved:
+	case RequestSent, CallerGone, DeliveryFailed, TunnelClosed, UpgradeClosed, AttemptFailed, AttemptResolved:
 		return outcome.TransportObserved
-	case ResponseStarted, ResponseComplete, ResultCommitted:
+	case ResponseStarted, ResponseComplete, ResultCommitted, JobRecorded, ItemsResolved:
 		return outcome.RemoteResponse
 	case PreflightValidated, CredentialAuthorized, ActionRefused, DispatchStarted, AttemptInterrupted, TunnelOpened, Booted, SessionOpened, SessionClosed,
 		LeaseTaken, LeaseRenewed, LeaseEnded, RetryStopped, ApprovalRequested:
@@ -201,6 +201,10 @@ func (e *Event) SourceOf() outcome.Source {
 		if e.Decision != nil && e.Decision.Verdict == Expired {
 			return Decided
 		}
+		return outcome.OperatorAttested
+	case JobPolled, JobEnded:
+		return outcome.RemoteQuery
+	case Attested, EvidenceImported:
 		return outcome.OperatorAttested
 	case EventInvalid, eventTypes:
 	}
