@@ -202,7 +202,7 @@ func (e *Event) SourceOf() outcome.Source {
 			return Decided
 		}
 		return outcome.OperatorAttested
-	case JobPolled, JobEnded:
+	case Reconciled, JobPolled, JobEnded:
 		return outcome.RemoteQuery
 	case Attested, EvidenceImported:
 		return outcome.OperatorAttested
