@@ -145,7 +145,7 @@ func (r *Record) Envelope() outcome.Envelope {
 
 // shape collects what shapes an answer's form but not its facts (L5, L7).
 func (a *action) shape(rec *Record, f outcome.Facts) outcome.Shape {
-	s := outcome.Shape{Method: a.s.Method, InsideTunnel: a.s.Authorities.Connect != "", Dialect: a.dialect()}
+	s := outcome.Shape{Method: a.s.Method, InsideTunnel: a.s.Authorities.Connect != "", Dialect: a.dialect(), RetryAfter: a.retryAfter}
 	if a.out != nil && a.route != nil && f.Phase != outcome.Validation && f.Phase != outcome.CredentialInjection {
 		s.NextHop = a.out.Target.Authority()
 	}

@@ -484,6 +484,7 @@ func testRoutes() []routes.Route {
 		{Name: "store", Match: routes.Match{Hosts: []string{"store.example.test"}}, Inject: inject, RedirectFrom: []string{"https://pay.example.test"}},
 		{Name: "ended", Match: routes.Match{Hosts: []string{"ended.example.test"}}, Inject: inject, Contract: routes.Contract{EndMarker: "DONEC"}},
 		{Name: "ask", Match: routes.Match{Hosts: []string{"ask.example.test"}}, Inject: inject, Approval: routes.Approval{Required: true, Hold: time.Minute, Expiry: time.Hour}},
+		{Name: "few", Match: routes.Match{Hosts: []string{"few.example.test"}}, Limits: routes.Limits{Rate: 10, RatePer: time.Minute, Burst: 2, Concurrent: 1}},
 		{Name: "bare", Match: routes.Match{Hosts: []string{"bare.example.test"}}, Approval: routes.Approval{Required: true, Hold: time.Minute, When: []routes.ApprovalRule{{Methods: []string{"POST"}, Paths: []string{"/v1/pay/**"}, MinBody: 2}}}},
 		{Name: "marked", Match: routes.Match{Hosts: []string{"marked.example.test"}}, Contract: routes.Contract{EndMarker: "[DONE]"}},
 	}...)

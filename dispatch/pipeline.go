@@ -72,6 +72,7 @@ type Pipeline struct {
 	claims   map[claim]ActionID // request ids of actions that have no record yet
 	cards    map[ActionID]*card // approvals whose caller waits
 	drains   chan struct{}      // closed by Drain
+	throttle throttle
 	entropy  *ulid.MonotonicEntropy
 
 	follow followUps
@@ -189,6 +190,9 @@ type action struct {
 	started     Record // the projection with DISPATCH_STARTED
 	noted       bool   // the local cause is on record
 
+	slot       *use          // what it counts against (V4)
+	retryAfter time.Duration // of a refusal
+
 	asks     bool   // a person has to approve it (D3)
 	approved string // the approval's fingerprint, once the request was compared with it
 	detached bool   // no caller waits: approved after its caller was told APPROVAL_PENDING
@@ -295,6 +299,9 @@ func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
 // close ends the action's books: spooled body, claims, counters.
 func (a *action) close() {
 	a.body.close()
+	if a.slot != nil {
+		a.p.throttle.release(*a.slot)
+	}
 	a.unclaim()
 	a.p.cfg.Metrics.InFlight(-1)
 	a.p.running.Done()
@@ -319,9 +326,9 @@ func (a *action) prepare(ctx context.Context) *Reply {
 		return a.journalUnavailable(outcome.Validation, err)
 	}
 	a.binding = a.p.binding.Load()
-	steps, secret := []func(context.Context) *Refusal{a.aim, a.choose, a.internal, a.followsRedirect, a.claim, a.spool, a.repeats, a.guard, a.keep, a.remember}, []func(context.Context) *Refusal{a.authorise, a.attach}
+	steps, secret := []func(context.Context) *Refusal{a.aim, a.choose, a.limit, a.internal, a.followsRedirect, a.claim, a.spool, a.repeats, a.guard, a.keep, a.remember}, []func(context.Context) *Refusal{a.authorise, a.attach}
 	if a.s.Exec != nil {
-		steps = []func(context.Context) *Refusal{a.aimExec, a.chooseExec, a.claim, a.spoolExec, a.guard}
+		steps = []func(context.Context) *Refusal{a.aimExec, a.chooseExec, a.limit, a.claim, a.spoolExec, a.guard}
 		secret = []func(context.Context) *Refusal{a.authoriseExec, a.attachExec}
 	}
 	for _, step := range steps {

@@ -173,6 +173,12 @@ type Limits struct {
 	Tries      int           // of connection setup; default 3 (E7)
 	Duplicates time.Duration // window of the duplicate guard; default 10m (O3)
 	Retention  time.Duration // of the result; default 7d
+	// Of one caller on this route; 0: no limit (V4). Rate requests in RatePer, Burst of
+	// them at once after a rest (0: one); Concurrent at the same time.
+	Rate       int           `json:",omitzero"`
+	RatePer    time.Duration `json:",omitzero"`
+	Burst      int           `json:",omitzero"`
+	Concurrent int           `json:",omitzero"`
 }
 
 // Default says what happens to a request that matches no route. Zero is Deny.

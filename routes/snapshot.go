@@ -228,7 +228,8 @@ func (r *Route) check() error {
 	}
 	l := r.Limits
 	if min(l.Request, l.Buffer, l.Response) < 0 || l.Tries < 0 ||
-		min(l.Timeout, l.Idle, l.Hold, l.Connect, l.Duplicates, l.Retention) < 0 {
+		min(l.Timeout, l.Idle, l.Hold, l.Connect, l.Duplicates, l.Retention) < 0 ||
+		min(l.Rate, l.Burst, l.Concurrent) < 0 || l.Rate > 0 && l.RatePer < time.Duration(l.Rate) {
 		return errors.New("a limit is negative")
 	}
 	return nil

@@ -339,7 +339,7 @@ func fullRoute() Route {
 			Resolve: map[string]string{"a.test": "10.0.0.7"}, AllowPrivate: true,
 		},
 		Limits: Limits{
-			Request: 1, Buffer: 2, Response: 3, Timeout: 4, Idle: 5, Hold: 6, Connect: 7, Tries: 8, Duplicates: 9, Retention: 10,
+			Request: 1, Buffer: 2, Response: 3, Timeout: 4, Idle: 5, Hold: 6, Connect: 7, Tries: 8, Duplicates: 9, Retention: 10, Rate: 11, RatePer: time.Second, Burst: 12, Concurrent: 13,
 		},
 	}
 }
@@ -570,8 +570,9 @@ func TestLimitsDefaults(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	v := reflect.ValueOf(DefaultLimits())
+	none := map[string]bool{"Rate": true, "RatePer": true, "Burst": true, "Concurrent": true} // zero is no limit (V4)
 	for i := range v.NumField() {
-		if v.Field(i).IsZero() {
+		if v.Field(i).IsZero() != none[v.Type().Field(i).Name] {
 			t.Errorf("no default for %s", v.Type().Field(i).Name)
 		}
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"strconv"
 	"strings"
 	"time"
 
@@ -104,4 +105,32 @@ func (r *reader) pathPatterns(o *object) []string {
 		return o.texts("paths", "a path pattern", "[/v1/**]", check)
 	}
 	return nil
+}
+
+// callerLimits reads what one caller may do on the route (CONTRACT V4).
+func (r *reader) callerLimits(o *object, l *routes.Limits) {
+	number := func(key string) int {
+		n, path, ok := o.get(key)
+		if !ok {
+			return 0
+		}
+		v, _ := r.integer(n, path, 1, 1_000_000)
+		return v
+	}
+	l.Burst, l.Concurrent = number("burst"), number("concurrent")
+	if s, ok := o.text("rate", "a rate such as 10/s"); ok {
+		n, path, _ := o.get("rate")
+		count, unit, _ := strings.Cut(s, "/")
+		per := map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour}[unit]
+		v, err := strconv.Atoi(count)
+		if err != nil || per == 0 || v < 1 || v > 1_000_000 || strconv.Itoa(v) != count {
+			r.fail(n, path, "is no rate", "write a whole number and /s, /m or /h, such as 10/s")
+			return
+		}
+		l.Rate, l.RatePer = v, per
+	}
+	if l.Burst > 0 && l.Rate == 0 && !o.has("rate") {
+		n, path, _ := o.get("burst")
+		r.fail(n, path, "is the burst of a rate that is not written", "add rate: 10/s, or remove burst")
+	}
 }

@@ -36,7 +36,7 @@ var (
 		unbuilt: map[string][]string{"proxy": {"none"}},
 		hints:   map[string]string{"insecure": "certificates are always verified; write roots: with the CA of the service", "insecure_skip_verify": "certificates are always verified; write roots: with the CA of the service"},
 	}
-	limitsSchema = schema{keys: []string{"request", "buffer", "response", "timeout", "idle", "hold", "connect", "tries", "duplicates", "retention"}}
+	limitsSchema = schema{keys: []string{"request", "buffer", "response", "timeout", "idle", "hold", "connect", "tries", "duplicates", "retention", "rate", "burst", "concurrent"}}
 )
 
 // homeOf tells where a key that stands in the wrong place belongs.
@@ -547,5 +547,6 @@ func (r *reader) limits(n *yaml.Node, path string) routes.Limits {
 	}
 	l.Duplicates = o.duration("duplicates", time.Millisecond, 30*day)
 	l.Retention = o.duration("retention", time.Millisecond, 3660*day)
+	r.callerLimits(o, &l)
 	return l
 }
