@@ -18,6 +18,9 @@ func TestLockdown(t *testing.T) {
 		t.Fatal("network namespaces need root, as make test has in CI")
 	}
 	nft, python := testkit.RequireTool(t, "nft"), testkit.RequireTool(t, "python3")
+	if _, err := os.Stat("/usr/bin/python3"); err == nil {
+		python = "/usr/bin/python3" // not a wrapper that wants to know where it is
+	}
 	testkit.RequireTool(t, "ip")
 	testkit.RequireTool(t, "unshare")
 	rules, err := os.ReadFile("helm/waybill/files/lockdown.nft")
@@ -85,7 +88,7 @@ echo "kubelet probe: $(ip netns exec outside "$PYTHON" /tmp/try.py 1000 tcp 10.7
 		t.Fatal(err)
 	}
 	cmd := exec.Command("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", "mount --make-rprivate / && mount --bind "+dir+" /tmp && mount -t proc proc /proc && "+script)
-	cmd.Env = append(os.Environ(), "PYTHON="+python, "NFT="+nft)
+	cmd.Dir, cmd.Env = "/", append(os.Environ(), "PYTHON="+python, "NFT="+nft)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

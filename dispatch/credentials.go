@@ -43,7 +43,7 @@ func (a *action) authorise(ctx context.Context) *Refusal {
 		if !ok {
 			start := time.Now()
 			got, err = a.binding.Credentials.Resolve(ctx, in.Credential)
-			a.p.measureFetch(in.Credential, err, time.Since(start))
+			a.p.measureFetch(in.Credential, &got, err, time.Since(start))
 			if err != nil {
 				return a.credentialRefusal(in, err)
 			}

@@ -122,7 +122,7 @@ func measureEvent(m *metrics.Metrics, route string, ev *Event) {
 }
 
 // measureFetch counts what obtaining a credential came to.
-func (p *Pipeline) measureFetch(id string, err error, took time.Duration) {
+func (p *Pipeline) measureFetch(id string, got *inject.Resolved, err error, took time.Duration) {
 	code := outcome.CodeNone
 	if err != nil {
 		code = outcome.CodeCredentialInvalid
@@ -132,4 +132,8 @@ func (p *Pipeline) measureFetch(id string, err error, took time.Duration) {
 		}
 	}
 	p.cfg.Metrics.CredentialFetched(id, code, took, p.cfg.Clock.Now())
+	if err == nil {
+		p.cfg.Metrics.CredentialExpires(id, got.Expires)
+		p.cfg.Metrics.CredentialVersion(id, got.Since)
+	}
 }

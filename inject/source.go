@@ -190,7 +190,9 @@ func ReplaceFile(path string, value []byte) (err error) {
 }
 
 // stamp is a time in UTC to the nanosecond, without characters that need quoting.
-func stamp(t time.Time) string { return t.UTC().Format("20060102T150405.000000000Z") }
+func stamp(t time.Time) string { return t.UTC().Format(stampLayout) }
+
+const stampLayout = "20060102T150405.000000000Z"
 
 // maxRaw is a secret of the largest size with its line end.
 const maxRaw = MaxSecretBytes + 2

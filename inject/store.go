@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	"waybill/internal/control"
 	"waybill/outcome"
@@ -44,6 +46,10 @@ type Resolved struct {
 	Version string
 	Issue   string
 	Secret  Secret
+	// Expires is when it ends and Since from when its version is; zero: the source does
+	// not say. For the metrics.
+	Expires time.Time
+	Since   time.Time
 }
 
 // Shown is the version as it is recorded, with the issue.
@@ -189,12 +195,13 @@ func (s *Store) Resolve(ctx context.Context, id string) (Resolved, error) {
 	}
 	var secret Secret
 	var version, issue string
+	var expires time.Time
 	var err error
 	switch src := c.Source.(type) {
 	case RawSource:
 		var m Material
 		if m, err = src.FetchRaw(ctx); err == nil {
-			version, issue = m.Version, m.Issue
+			version, issue, expires = m.Version, m.Issue, m.Expires
 			if c.Multiline {
 				secret, err = ParseMaterial(m.Raw)
 			} else {
@@ -226,10 +233,24 @@ func (s *Store) Resolve(ctx context.Context, id string) (Resolved, error) {
 		return Resolved{}, named(err, c)
 	}
 	version = printableVersion(version)
+	since := sinceOf(version)
 	if c.Label != "" {
 		version = c.Label
 	}
-	return Resolved{ID: c.ID, Version: version, Issue: printableVersion(issue), Secret: secret}, nil
+	return Resolved{ID: c.ID, Version: version, Issue: printableVersion(issue), Secret: secret, Expires: expires, Since: since}, nil
+}
+
+// sinceOf reads the time out of a file's version; zero for all others.
+func sinceOf(version string) time.Time {
+	text, ok := strings.CutPrefix(version, "mtime:")
+	if !ok {
+		return time.Time{}
+	}
+	at, err := time.Parse(stampLayout, text)
+	if err != nil {
+		return time.Time{}
+	}
+	return at
 }
 
 // printableVersion keeps what a store calls its version fit for a record.
