@@ -39,6 +39,8 @@ type explainedContract struct {
 	RefusedBeforeExecution []int  `json:"refused_before_execution,omitempty"`
 	CloseDelimited         bool   `json:"close_delimited,omitempty"`
 	Durability             string `json:"durability"`
+	// FollowUp says how to find out what became of it (CONTRACT K6, A7, F7, K7).
+	FollowUp []string `json:"follow_up,omitempty"`
 }
 
 // explainedLimits are in bytes and durations such as "10m0s".
@@ -109,7 +111,7 @@ func explain(s *routes.Snapshot, method string, e routes.Explanation) explainDoc
 	}
 	doc.Contract = &explainedContract{
 		Repeatable: repeatable, From: from, RefusedBeforeExecution: r.Contract.RefusedBeforeExecution,
-		CloseDelimited: r.Contract.CloseDelimited, Durability: durability,
+		CloseDelimited: r.Contract.CloseDelimited, Durability: durability, FollowUp: explainFollowUp(&r.Contract),
 	}
 	l := r.Limits
 	doc.Limits = &explainedLimits{
@@ -185,6 +187,9 @@ func printExplanation(a *app, d explainDocument) error {
 	p.printf("%-12s %s (by %s), durability %s\n", "contract", word, d.Contract.From, d.Contract.Durability)
 	if n := d.Contract.RefusedBeforeExecution; len(n) > 0 {
 		p.printf("%-12s %v are sent before anything is executed\n", "", n)
+	}
+	for _, line := range d.Contract.FollowUp {
+		p.printf("%-12s %s\n", "", line)
 	}
 	p.printf("%-12s request %d bytes, answer %d bytes, %s, silence %s, %s of %s each\n", "limits", d.Limits.RequestBytes, d.Limits.ResponseBytes, d.Limits.Timeout, d.Limits.Idle, plural(d.Limits.Tries, "connection attempt"), d.Limits.Connect)
 	p.printf("%-12s an equal request is a suspected duplicate for %s; results are kept for %s\n\n", "", d.Limits.Duplicates, d.Limits.Retention)
