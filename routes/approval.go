@@ -2,6 +2,7 @@ package routes
 
 import (
 	"errors"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -128,4 +129,23 @@ func (r *Route) checkApproval() error {
 		}
 	}
 	return nil
+}
+
+// explainApproval says what NeedsApproval makes of a request whose body is not known.
+func (r *Route) explainApproval(method, rawPath string) string {
+	const most = 1<<63 - 1
+	if !r.NeedsApproval(method, rawPath, most) {
+		return ""
+	}
+	when := "A person approves it first"
+	if !r.NeedsApproval(method, rawPath, 0) {
+		least := int64(most)
+		for i := range r.Approval.When {
+			if u := &r.Approval.When[i]; u.takes(method, rawPath, most) {
+				least = min(least, u.MinBody)
+			}
+		}
+		when += " if its body has " + strconv.FormatInt(least, 10) + " bytes or more"
+	}
+	return when + "; the caller waits " + r.ApprovalHold().String() + ", it may be decided within " + r.ApprovalExpiry().String() + "."
 }

@@ -32,6 +32,8 @@ type Explanation struct {
 	// OnUnknown is the advice when the outcome stays unknown: "backoff" or "reconcile" (CONTRACT I6).
 	OnUnknown string   `json:"on_unknown,omitempty"`
 	Callers   []string `json:"callers,omitempty"`
+	// Approval says, in a sentence, whether a person has to approve the request (CONTRACT D3).
+	Approval string `json:"approval,omitempty"`
 	// Resolve is the fixed address of the host, if the route gives one.
 	Resolve string `json:"resolve,omitempty"`
 }
@@ -86,6 +88,7 @@ func (s *Snapshot) Explain(method, rawURL string) (Explanation, error) {
 	e.Upgraded = dial.Scheme != t.Scheme
 	e.Target = dial.Scheme + "://" + dial.Authority() + path
 	e.Repeatable = r.Repeatable(method)
+	e.Approval = r.explainApproval(method, path)
 	e.OnUnknown = "reconcile"
 	if e.Repeatable {
 		e.OnUnknown = "backoff"
@@ -166,6 +169,7 @@ func (e Explanation) WriteText(w io.Writer) error {
 		line("repeatable", strconv.FormatBool(e.Repeatable))
 		line("on unknown", e.OnUnknown)
 	}
+	line("approval", e.Approval)
 	line("callers", strings.Join(e.Callers, ", "))
 	line("resolve", e.Resolve)
 	line("snapshot", e.Snapshot)
