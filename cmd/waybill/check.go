@@ -102,7 +102,7 @@ func (a *app) vaultForCheck(fetch bool) (*vault.Vault, error) {
 func checkSecrets(ctx context.Context, path string, cfg *loadedConfig, all bool) []config.Problem {
 	var out []config.Problem
 	for _, e := range cfg.credentials.Check(ctx, func(kind string) bool {
-		return all || kind == inject.KindEnv || kind == inject.KindFile || kind == inject.KindKubernetes
+		return all || onThisMachine(kind)
 	}) {
 		what := "the secret cannot be used: " + e.Code.String() + ", " + e.Reason
 		if e.Position > 0 {

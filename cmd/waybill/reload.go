@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"crypto/sha256"
 	"log/slog"
 	"os"
@@ -37,6 +38,7 @@ func (s *server) reload(a *app) *loadedConfig {
 	cfg.credentials.Adopt(s.pipeline.Binding().Credentials)
 	s.pipeline.Swap(&dispatch.Binding{Snapshot: cfg.snapshot, Credentials: cfg.credentials})
 	s.metrics.Reloaded(true, time.Now())
+	s.reportSecrets(context.Background(), cfg)
 	s.log.Info("configuration loaded", slog.String("snapshot", cfg.snapshot.Digest()), slog.Int("routes", len(cfg.snapshot.Routes())))
 	return cfg
 }

@@ -20,6 +20,7 @@ import (
 
 	"waybill/dispatch"
 	"waybill/dispatch/httpx"
+	"waybill/inject"
 	"waybill/inject/vault"
 	"waybill/internal/config"
 	"waybill/journal"
@@ -152,10 +153,24 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 		return nil, err
 	}
 	s.metrics.Reloaded(true, time.Now())
+	s.reportSecrets(ctx, cfg)
 	s.watch = s.watchConfig(a, cfg.files)
 	s.tasks.Go(s.watchJournal)
 	s.tasks.Go(s.followUp)
 	return s, nil
+}
+
+// reportSecrets logs which secrets of this machine cannot be used now. Nothing stops for
+// it: they may come later, and other routes work (CONTRACT C1, case LK-02).
+func (s *server) reportSecrets(ctx context.Context, cfg *loadedConfig) {
+	for _, e := range cfg.credentials.Check(ctx, onThisMachine) {
+		s.log.Warn("a secret cannot be used", slog.String("credential", e.ID), slog.String("source", e.Kind), slog.String("code", e.Code.String()), slog.String("reason", e.Reason), slog.Int("byte", e.Position))
+	}
+}
+
+// onThisMachine tells the sources that are read without asking anybody.
+func onThisMachine(kind string) bool {
+	return kind == inject.KindEnv || kind == inject.KindFile || kind == inject.KindKubernetes
 }
 
 // unlockVault opens the vault if that needs nobody.

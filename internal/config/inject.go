@@ -77,15 +77,21 @@ func (r *reader) inject(n *yaml.Node, path string, creds *credentials) []routes.
 	return out
 }
 
-// useCredential finds the credential of an entry, and holds together what it is used for:
-// a key of several lines is used by itself and never put into a field.
+// useCredential finds the credential of an entry.
 func (r *reader) useCredential(o *object, s string, creds *credentials, in *routes.Injection) string {
-	n, path, _ := o.get("credential")
+	multiline := in.Kind == routes.InjectClientCertificate || in.Kind == routes.InjectSigV4 && in.SigV4 != nil && in.SigV4.AccessKeyID == ""
+	return r.takeCredential(o, "credential", s, creds, multiline)
+}
+
+// takeCredential finds the credential that key of o names, and holds together what it is
+// used for: a key of several lines (multiline: PEM, JSON) is used by itself and never put
+// into a field.
+func (r *reader) takeCredential(o *object, key, s string, creds *credentials, multiline bool) string {
+	n, path, _ := o.get(key)
 	c := creds.byID[s]
 	switch {
 	case c != nil:
 		c.used = true
-		multiline := in.Kind == routes.InjectClientCertificate || in.Kind == routes.InjectSigV4 && in.SigV4 != nil && in.SigV4.AccessKeyID == ""
 		switch {
 		case c.uses != 0 && c.Multiline != multiline:
 			r.fail(n, path, "is used for a key and for a value of one line", "define two credentials")
