@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -594,12 +595,10 @@ func TestLeaseLostBeforeDispatch(t *testing.T) {
 		b := newBench(t)
 		b.tr.play = lost
 		first := b.do(t, keyed("keyed", "k", "x"))
-		paused := true
+		var paused atomic.Bool
 		b.tr.made = func() {
-			if paused {
-				paused = false
+			if !paused.Swap(true) {
 				time.Sleep(time.Hour / 2) // far beyond the lease
-				return
 			}
 		}
 		slow := make(chan *Reply)

@@ -41,6 +41,28 @@ type explainedContract struct {
 	Durability             string `json:"durability"`
 	// FollowUp says how to find out what became of it (CONTRACT K6, A7, F7, K7).
 	FollowUp []string `json:"follow_up,omitempty"`
+	// Key is the idempotency contract, with what it lacks before it counts (I10).
+	Key *explainedKey `json:"idempotency,omitempty"`
+	// Conditional: a precondition makes the request safe to repeat (I7).
+	Conditional bool            `json:"conditional,omitempty"`
+	Retry       *explainedRetry `json:"retry,omitempty"`
+}
+
+type explainedKey struct {
+	In       string `json:"in"`
+	Scope    string `json:"scope,omitempty"`
+	Window   string `json:"window"`
+	Counts   bool   `json:"counts"`
+	Missing  string `json:"missing,omitempty"`
+	Source   string `json:"source,omitempty"`
+	Reviewed string `json:"reviewed,omitempty"`
+	OnRepeat string `json:"on_repeat"`
+}
+
+type explainedRetry struct {
+	Attempts   int    `json:"attempts"`
+	Total      string `json:"total"`
+	Background bool   `json:"background"`
 }
 
 // explainedLimits are in bytes and durations such as "10m0s".
@@ -113,21 +135,33 @@ func explain(s *routes.Snapshot, method string, e routes.Explanation) explainDoc
 		Repeatable: repeatable, From: from, RefusedBeforeExecution: r.Contract.RefusedBeforeExecution,
 		CloseDelimited: r.Contract.CloseDelimited, Durability: durability, FollowUp: explainFollowUp(&r.Contract),
 	}
+	if k := r.Contract.Idempotency; k != nil {
+		in := "header " + k.Header
+		if k.Field != "" {
+			in = "body field " + k.Field
+		}
+		doc.Contract.Key = &explainedKey{In: in, Scope: k.Scope, Window: k.Window().String(), Counts: k.Configured() && !repeatable, Missing: k.Missing(), Source: k.Source, Reviewed: k.Reviewed,
+			OnRepeat: []string{"recorded", "refuse"}[r.Contract.OnRepeat]}
+	}
+	doc.Contract.Conditional = r.Contract.Conditional
+	if b := r.Contract.Retry; b != nil {
+		doc.Contract.Retry = &explainedRetry{Attempts: b.Attempts, Total: b.Total.String(), Background: b.Background}
+	}
 	l := r.Limits
 	doc.Limits = &explainedLimits{
 		RequestBytes: l.Request, ResponseBytes: l.Response, Timeout: l.Timeout.String(), Idle: l.Idle.String(),
 		Connect: l.Connect.String(), Tries: l.Tries, Duplicates: l.Duplicates.String(), Retention: l.Retention.String(),
 	}
-	doc.Advice = adviceFor(&r.Contract, repeatable, len(r.Inject) > 0)
+	doc.Advice = adviceFor(&r.Contract, repeatable, doc.Contract.Key != nil && doc.Contract.Key.Counts, len(r.Inject) > 0)
 	return doc
 }
 
 // adviceFor goes through the points at which a request can stop (CONTRACT C1, E1,
 // F2, G5, G10). Codes with one row in table U are looked up there.
-func adviceFor(c *routes.Contract, repeatable, injects bool) []advice {
+func adviceFor(c *routes.Contract, repeatable, keyed, injects bool) []advice {
 	var all []advice
 	add := func(at string, f outcome.Facts) {
-		next := outcome.Decide(outcome.DecideRecord{Outcome: f.Outcome, Retry: f.Retry}, outcome.Operation{Idempotent: repeatable})
+		next := outcome.Decide(outcome.DecideRecord{Outcome: f.Outcome, Retry: f.Retry, Fingerprint: "same"}, outcome.Operation{Idempotent: repeatable, Fingerprint: "same"})
 		all = append(all, advice{At: at, Phase: f.Phase, Outcome: f.Outcome, Retry: f.Retry, Code: f.Code, Next: next.Step})
 	}
 	fixed := func(at string, code outcome.Code) {
@@ -160,6 +194,29 @@ func adviceFor(c *routes.Contract, repeatable, injects bool) []advice {
 		}
 		remote(at, outcome.Rejected, outcome.Never, outcome.CodeRemoteRejected)
 	}
+	if keyed {
+		again := func(at string, code outcome.Code) { remote(at, outcome.Unknown, outcome.SameIdempotencyKey, code) }
+		again("with a key: sent, no answer", outcome.CodeRemoteOutcomeUnknown)
+		again("with a key: answer cut", outcome.CodeRemoteResultIncomplete)
+		for _, s := range c.Idempotency.InProgress {
+			again(fmt.Sprintf("with a key: complete %d", s), outcome.CodeRemoteInProgress)
+		}
+		fixed("same key, other request", outcome.CodeIdempotencyMismatch)
+		fixed("same key, still running", outcome.CodeInvocationInProgress)
+		fixed("same key, window over", outcome.CodeIdempotencyExpired)
+	}
+	for _, r := range c.Responses {
+		f := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: r.Outcome, Retry: r.Retry}
+		switch {
+		case r.Outcome == outcome.Unknown:
+			f.Retry, f.Code = unknown, outcome.CodeRemoteGateway
+		case r.Outcome == outcome.Rejected:
+			f.Code = outcome.CodeRemoteRejected
+		case r.Retry == outcome.Reconcile:
+			f.Code = outcome.CodeRemoteError
+		}
+		add(fmt.Sprintf("complete %d (responses)", r.Status), f)
+	}
 	remote("complete 500", outcome.Committed, outcome.Reconcile, outcome.CodeRemoteError)
 	remote("complete 502 or 504", outcome.Unknown, unknown, outcome.CodeRemoteGateway)
 	at := "complete 503"
@@ -190,6 +247,19 @@ func printExplanation(a *app, d explainDocument) error {
 	}
 	for _, line := range d.Contract.FollowUp {
 		p.printf("%-12s %s\n", "", line)
+	}
+	if k := d.Contract.Key; k != nil {
+		if k.Counts {
+			p.printf("%-12s key in %s, may be repeated for %s (reviewed %s: %s); on repeat: %s\n", "", k.In, k.Window, k.Reviewed, k.Source, k.OnRepeat)
+		} else if k.Missing != "" {
+			p.printf("%-12s key in %s does not count: it lacks %s\n", "", k.In, k.Missing)
+		}
+	}
+	if d.Contract.Conditional {
+		p.printf("%-12s with If-Match or If-None-Match: * it may be repeated\n", "")
+	}
+	if b := d.Contract.Retry; b != nil {
+		p.printf("%-12s Waybill repeats what is safe: %s within %s, background: %t\n", "", plural(b.Attempts, "attempt"), b.Total, b.Background)
 	}
 	p.printf("%-12s request %d bytes, answer %d bytes, %s, silence %s, %s of %s each\n", "limits", d.Limits.RequestBytes, d.Limits.ResponseBytes, d.Limits.Timeout, d.Limits.Idle, plural(d.Limits.Tries, "connection attempt"), d.Limits.Connect)
 	p.printf("%-12s an equal request is a suspected duplicate for %s; results are kept for %s\n\n", "", d.Limits.Duplicates, d.Limits.Retention)

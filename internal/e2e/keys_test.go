@@ -107,6 +107,7 @@ func TestKeysUnderKills(t *testing.T) {
 	if long() {
 		rounds = 25
 	}
+	const enough = 12
 	stop := make(chan struct{})
 	var (
 		wg   sync.WaitGroup
@@ -152,7 +153,14 @@ func TestKeysUnderKills(t *testing.T) {
 		r.start()
 		addr.Store(&r.addr)
 	}
-	time.Sleep(500 * time.Millisecond)
+	testkit.Eventually(t, func() error { // until the run shows something
+		mu.Lock()
+		defer mu.Unlock()
+		if done["honours"] < enough {
+			return fmt.Errorf("%d operations finished", done["honours"])
+		}
+		return nil
+	})
 	close(stop)
 	wg.Wait()
 
@@ -185,7 +193,7 @@ func TestKeysUnderKills(t *testing.T) {
 		}
 		rem.mu.Unlock()
 	}
-	if n := remotes["honours"].total; done["honours"] < 20 || n < done["honours"] {
+	if n := remotes["honours"].total; done["honours"] < enough || n < done["honours"] {
 		t.Errorf("%d operations finished, %d effects: this run shows little", done["honours"], n)
 	}
 	r.verify()
