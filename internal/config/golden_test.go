@@ -288,6 +288,8 @@ func TestSchemaKeys(t *testing.T) {
 		"marker": {doc.Defs["marker"], markerSchema}, "condition": {doc.Defs["condition"], conditionSchema},
 		"upstream": {doc.Defs["upstream"], upstreamSchema}, "limits": {doc.Defs["limits"], limitsSchema},
 		"approval": {doc.Defs["approval"], approvalSchema}, "approval-rule": {doc.Defs["approval-rule"], approvalRuleSchema},
+		"ssh": {doc.Defs["ssh"], sshSchema}, "command": {doc.Defs["command"], commandSchema}, "confirm": {doc.Defs["confirm"], confirmSchema},
+		"verdict": {doc.Defs["verdict"], verdictSchema}, "jump": {doc.Defs["jump"], jumpSchema},
 	} {
 		want := slices.Clone(c.want.keys)
 		for k, allowed := range c.want.unbuilt {
@@ -311,7 +313,8 @@ func TestSchemaKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range []schema{rootSchema, listenSchema, auditSchema, checkpointSchema, auditDestinationSchema, callerSchema, credentialSchema, sourceSchema, routeSchema, matchSchema, injectSchema, contractSchema, idempotencySchema, retrySchema, responseSchema, limitsSchema, approvalSchema, approvalRuleSchema,
-		kubernetesSchema, keyringSchema, hashicorpSchema, awsSchema, onePasswordSchema, oauthSchema, gitHubAppSchema, hmacSchema, sigv4Schema, reconcileSchema, asyncSchema, batchSchema, markerSchema, conditionSchema} {
+		kubernetesSchema, keyringSchema, hashicorpSchema, awsSchema, onePasswordSchema, oauthSchema, gitHubAppSchema, hmacSchema, sigv4Schema, reconcileSchema, asyncSchema, batchSchema, markerSchema, conditionSchema,
+		sshSchema, commandSchema, confirmSchema, verdictSchema, jumpSchema} {
 		for _, k := range s.keys {
 			if !bytes.Contains(full, []byte(k+":")) && k != "path" {
 				t.Errorf("full.yaml does not show %s", k)

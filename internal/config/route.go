@@ -21,7 +21,7 @@ import (
 
 var (
 	routeSchema = schema{
-		keys:    []string{"name", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "leak", "redirects", "redirect_from", "dialect", "approval", "callers", "upstream", "limits", "upgrade"},
+		keys:    []string{"name", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "leak", "redirects", "redirect_from", "dialect", "approval", "callers", "upstream", "limits", "upgrade", "ssh"},
 		unbuilt: map[string][]string{},
 	}
 	matchSchema = schema{
@@ -46,7 +46,7 @@ func homeOf(key string) string {
 		s    schema
 	}{
 		{"the top level", rootSchema},
-		{"a route", routeSchema}, {"match of a route", matchSchema}, {"an entry of inject", injectSchema}, {"approval of a route", approvalSchema}, {"an entry of when", approvalRuleSchema}, {"contract of a route", contractSchema}, {"idempotency of a contract", idempotencySchema}, {"retry of a contract", retrySchema},
+		{"a route", routeSchema}, {"match of a route", matchSchema}, {"an entry of inject", injectSchema}, {"ssh of a route", sshSchema}, {"an entry of commands", commandSchema}, {"approval of a route", approvalSchema}, {"an entry of when", approvalRuleSchema}, {"contract of a route", contractSchema}, {"idempotency of a contract", idempotencySchema}, {"retry of a contract", retrySchema},
 		{"upstream of a route", upstreamSchema}, {"limits of a route", limitsSchema}, {"listen", listenSchema}, {"from of a credential", sourceSchema},
 		{"reconcile of a contract", reconcileSchema}, {"async of a contract", asyncSchema}, {"batch of a contract", batchSchema},
 	} {
@@ -83,8 +83,7 @@ func (r *reader) routes(n *yaml.Node, path string, creds *credentials, callers [
 	return out, nodes
 }
 
-func (r *reader) route(o *object, creds *credentials, callers []Caller) routes.Route {
-	var rt routes.Route
+func (r *reader) route(o *object, creds *credentials, callers []Caller) (rt routes.Route) {
 	if name, ok := o.need("name", "a name"); ok {
 		if isName(name) {
 			rt.Name = name
@@ -107,6 +106,9 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) routes.R
 			}
 		}
 		return rt
+	}
+	if n, path, ok := o.get("ssh"); ok {
+		defer func() { rt.SSH = r.ssh(o, n, path, &rt, creds) }()
 	}
 	if n, path, ok := o.get("inject"); ok {
 		rt.Inject = r.inject(n, path, creds)
