@@ -642,3 +642,6 @@ func SplitOutput(r io.Reader, stdout, stderr io.Writer) error {
 		}
 	}
 }
+
+// JoinCommand makes the command line whose words are argv, quoted for a POSIX shell.
+func JoinCommand(argv []string) string { return routes.JoinCommand(argv) }

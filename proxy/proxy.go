@@ -66,6 +66,7 @@ type Config struct {
 	Pipeline Pipeline
 	Journal  Journal
 	CA       *CA
+	SSHCA    *SSHCA // of the SSH endpoint; nil: ServeSSH is not called
 	Callers  Authenticator
 	Sessions *Sessions        // for the admin API; nil: no sessions
 	Metrics  *metrics.Metrics // nil: none
@@ -83,6 +84,7 @@ type Proxy struct {
 	pipeline Pipeline
 	journal  Journal
 	ca       *CA
+	sshCA    *SSHCA
 	callers  Authenticator
 	sessions *Sessions
 	metrics  *metrics.Metrics
@@ -118,7 +120,7 @@ var ErrAuthenticationRequired = errors.New("proxy: the listener is not on loopba
 // New returns a Proxy. Pipeline, Journal, CA and Callers are needed.
 func New(cfg Config) *Proxy {
 	p := &Proxy{
-		pipeline: cfg.Pipeline, journal: cfg.Journal, ca: cfg.CA, callers: cfg.Callers, sessions: cfg.Sessions, metrics: cfg.Metrics,
+		pipeline: cfg.Pipeline, journal: cfg.Journal, ca: cfg.CA, sshCA: cfg.SSHCA, callers: cfg.Callers, sessions: cfg.Sessions, metrics: cfg.Metrics,
 		log: cfg.Logger, limits: cfg.Limits.withDefaults(), admin: cfg.Admin, followUp: cfg.FollowUp, origin: cfg.Origin,
 		handover:  newHandoverListener(),
 		listeners: make(map[net.Listener]struct{}),
@@ -181,6 +183,11 @@ var errNoDial = errors.New("proxy: goproxy is not to dial")
 // closes it. It returns nil after Shutdown or the end of ctx. It may be called for
 // several listeners. ErrAuthenticationRequired.
 func (p *Proxy) Serve(ctx context.Context, ln net.Listener) error {
+	return p.serve(ctx, &frontListener{Listener: ln, p: p})
+}
+
+func (p *Proxy) serve(ctx context.Context, front *frontListener) error {
+	ln := front.Listener
 	if !loopbackListener(ln.Addr()) {
 		if r, ok := p.callers.(interface{ Required() bool }); !ok || !r.Required() {
 			_ = ln.Close()
@@ -193,9 +200,8 @@ func (p *Proxy) Serve(ctx context.Context, ln net.Listener) error {
 		_ = ln.Close()
 		return nil
 	}
-	front := &frontListener{Listener: ln, p: p}
 	p.listeners[front] = struct{}{}
-	if p.addr == nil {
+	if p.addr == nil && !front.ssh {
 		p.addr = ln.Addr()
 	}
 	p.mu.Unlock()
@@ -373,6 +379,10 @@ func (p *Proxy) handle(w http.ResponseWriter, r *http.Request) {
 	if !r.URL.IsAbs() && r.Method != http.MethodConnect && len(presented) == 0 {
 		// Addressed to Waybill itself: ordinary credentials will do.
 		presented = r.Header["Authorization"]
+	}
+	if st.head.ssh {
+		p.handleSSH(x, r, presented)
+		return
 	}
 	x.caller, ok = p.authenticate(presented, st.head.RemoteAddr())
 	if !ok {
