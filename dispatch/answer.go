@@ -133,7 +133,12 @@ func (r *Record) Evidence() outcome.Evidence {
 // H3, V6).
 func (r *Record) ResultHeader(res *Result) http.Header {
 	h := relayedHeader(res.Header)
-	outcome.Annotate(h, r.ID.String(), r.Shown(), outcome.Shape{InsideTunnel: true, ReceivedStatus: res.Status}, !r.Repeatable() && (r.Bound == nil || r.Bound.Key == nil))
+	received := res.Status
+	if res.Exec != nil {
+		res.Exec.resultFields(h)
+		received = 0 // there was no status but the command's
+	}
+	outcome.Annotate(h, r.ID.String(), r.Shown(), outcome.Shape{InsideTunnel: true, ReceivedStatus: received}, !r.Repeatable() && (r.Bound == nil || r.Bound.Key == nil))
 	r.annotateJob(h)
 	return h
 }

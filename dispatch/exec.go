@@ -7,9 +7,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -50,6 +52,9 @@ type ExecRequest struct {
 	Stdin io.Reader
 	// Signals are passed on while the command runs; nil: none.
 	Signals <-chan string
+	// Pty is the payload of the caller's request for a terminal (RFC 4254 §6.2), passed on
+	// as it came; nil: none was asked for.
+	Pty []byte
 	// Streamed relays output while it arrives (Reply.Streamed).
 	Streamed bool
 }
@@ -131,6 +136,8 @@ type Exec struct {
 	Command string
 	Stdin   io.Reader // arrives while the command runs; nil: none, or Outgoing.Body
 	Signals <-chan string
+	// Terminal: the command gets one, whose size and modes are the caller's.
+	Terminal bool
 	// Grace is how long output may stay open in silence after the exit status (G9).
 	Grace time.Duration
 }
@@ -142,6 +149,7 @@ type ExecOrder struct {
 	Signers []ssh.Signer // of the target
 	Jump    []ssh.Signer // of the jump host
 	Env     []EnvVar     // set before the boundary (E5)
+	Pty     []byte       // as ExecRequest.Pty
 }
 
 // ExecSink receives a command's output. The sink of an action that is a command is one.
@@ -233,7 +241,7 @@ func (a *action) aimExec(context.Context) *Refusal {
 		return refusal(outcome.CodeInvalidTarget, "connect.target", reason, "The destination is not a plain host name or address.")
 	}
 	a.addressed = routes.Target{Scheme: "ssh", Host: host, Port: port}
-	a.out = &Outgoing{Method: MethodExec, Target: a.addressed, Authority: authority(a.addressed), Exec: &Exec{User: x.User, Command: x.Command, Stdin: x.Stdin, Signals: x.Signals}}
+	a.out = &Outgoing{Method: MethodExec, Target: a.addressed, Authority: authority(a.addressed), Exec: &Exec{User: x.User, Command: x.Command, Stdin: x.Stdin, Signals: x.Signals, Terminal: x.Pty != nil}}
 	a.accepted.Target = shownCommand(a.out)
 	switch {
 	case !routes.IsSSHUser(x.User):
@@ -332,7 +340,7 @@ func (a *action) spoolExec(context.Context) *Refusal {
 }
 
 func execFields(out *Outgoing, env []EnvVar) []string {
-	f := []string{out.Target.Host, strconv.Itoa(out.Target.Port), out.Exec.User, out.Exec.Command, strconv.FormatBool(out.Exec.Stdin != nil), strconv.Itoa(len(env))}
+	f := []string{out.Target.Host, strconv.Itoa(out.Target.Port), out.Exec.User, out.Exec.Command, strconv.FormatBool(out.Exec.Stdin != nil), strconv.FormatBool(out.Exec.Terminal), strconv.Itoa(len(env))}
 	for _, v := range env {
 		f = append(f, v.Name, v.Value)
 	}
@@ -401,7 +409,7 @@ func (a *action) execOrder() *ExecOrder {
 	if a.execMarker != nil {
 		env = append(env, *a.execMarker)
 	}
-	return &ExecOrder{SSH: a.route.SSH, User: a.out.Exec.User, Signers: a.signers, Jump: a.jumpSigners, Env: env}
+	return &ExecOrder{Pty: a.s.Exec.Pty, SSH: a.route.SSH, User: a.out.Exec.User, Signers: a.signers, Jump: a.jumpSigners, Env: env}
 }
 
 // execFacts says what a command's ending means (CONTRACT G9, A5, F8) and whether it
@@ -426,9 +434,22 @@ func (a *action) execFacts(end *Ending) (f outcome.Facts, complete bool) {
 type execSink struct {
 	accepted bool
 	streamed bool
-	stderr   *screen // the sink's own is that of stdout
 	frames   []byte
+
+	mu      sync.Mutex // of both screens: output comes while a timer may run
+	stderr  *screen    // the sink's own is that of stdout
+	idle    *time.Timer
+	settled bool
+	failed  error // of a flush
 }
+
+// A command may wait for an answer to what it wrote, so what may be the beginning of a
+// secret is not held back for long: flushAfter is how long the streams must rest. What
+// is longer than maxIdleHeld is no beginning by chance, and stays.
+const (
+	flushAfter  = 20 * time.Millisecond
+	maxIdleHeld = 16
+)
 
 // Accepted implements ExecSink.
 func (s *resultSink) Accepted() error {
@@ -441,11 +462,49 @@ func (s *resultSink) Accepted() error {
 
 // Output implements ExecSink.
 func (s *resultSink) Output(stream Stream, p []byte) error {
-	scr := s.screen
-	if stream == Stderr {
-		scr = s.exec.stderr
+	x := s.exec
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.failed != nil {
+		return x.failed
 	}
-	return s.takeOutput(stream, scr.body(p))
+	if err := s.takeOutput(stream, s.screenOf(stream).body(p)); err != nil {
+		return err
+	}
+	if s.screen.stream.Held()+x.stderr.stream.Held() > 0 {
+		if x.idle == nil {
+			x.idle = time.AfterFunc(flushAfter, s.flushIdle)
+		} else {
+			x.idle.Reset(flushAfter)
+		}
+	}
+	return nil
+}
+
+func (s *resultSink) screenOf(stream Stream) *screen {
+	if stream == Stderr {
+		return s.exec.stderr
+	}
+	return s.screen
+}
+
+// flushIdle releases what is held back of streams that rest.
+func (s *resultSink) flushIdle() {
+	x := s.exec
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.settled || x.failed != nil {
+		return
+	}
+	for _, stream := range []Stream{Stdout, Stderr} {
+		scr := s.screenOf(stream)
+		if n := scr.stream.Held(); n == 0 || n > maxIdleHeld || scr.reason != "" {
+			continue
+		}
+		if err := s.takeOutput(stream, scr.stream.Flush(nil)); err != nil {
+			x.failed = err
+		}
+	}
 }
 
 func (s *resultSink) takeOutput(stream Stream, p []byte) error {
@@ -455,8 +514,15 @@ func (s *resultSink) takeOutput(stream Stream, p []byte) error {
 
 // settleExec takes what the screens held back.
 func (s *resultSink) settleExec(end *Ending) error {
+	x := s.exec
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.settled = true
+	if x.idle != nil {
+		x.idle.Stop()
+	}
 	out := end.Exec == nil || end.Exec.OutputEnded && !end.Exec.Truncated
-	err := s.takeOutput(Stdout, s.screen.end(out, false))
+	err := errors.Join(x.failed, s.takeOutput(Stdout, s.screen.end(out, false)))
 	err = errors.Join(err, s.takeOutput(Stderr, s.exec.stderr.end(out, false)))
 	if s.screen.reason == "" {
 		s.screen.reason = s.exec.stderr.reason
@@ -540,7 +606,7 @@ func (a *action) resolveExec(end *Ending, sink *resultSink) *Reply {
 		return a.commitUnresolved(facts)
 	}
 	result := sink.finish(end)
-	result.Exec = a.execOf(end, sink)
+	result.Exec, result.Status = a.execOf(end, sink), 200 // of a fetch
 	result.Header = map[string][]string{"Content-Type": {OutputMediaType}}
 	result.ExpiresAt = a.now().Add(a.route.Limits.Retention)
 	a.add(Event{Type: ResultCommitted, Attempt: a.tries, Ended: a.ended2(facts, end, outcome.RemoteResponse), Result: result})
@@ -619,6 +685,17 @@ func (a *action) execEvidence(end *Ending, sink *resultSink, complete bool) {
 		whole.Digest = digestText(sink.hash)
 		a.add(Event{Type: ResponseComplete, Attempt: a.tries, Response: &whole})
 	}
+}
+
+// resultFields are the fields of a fetched result that say how the command ended.
+func (e *ExecEnd) resultFields(h http.Header) {
+	if e.ExitStatus != nil {
+		h.Set("Waybill-Exit-Status", strconv.Itoa(*e.ExitStatus))
+	}
+	if e.ExitSignal != "" {
+		h.Set("Waybill-Exit-Signal", e.ExitSignal)
+	}
+	h.Set("Waybill-Output-Complete", strconv.FormatBool(e.OutputEnded && !e.Truncated))
 }
 
 // SplitOutput copies stored output to its two streams. ErrBadFrame, io.ErrUnexpectedEOF,

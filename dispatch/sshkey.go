@@ -106,10 +106,10 @@ func badKey(reason, detail string) *Refusal {
 	return &Refusal{Facts: f, Reason: reason, Detail: detail}
 }
 
-// keySecrets are the texts of a private key by which a copy of it would be known: the
-// whole, its lines, and the private numbers in any encoding that is looked for.
+// keySecrets are the texts of a private key by which a copy of it would be known: its
+// lines, and the private numbers in any encoding that is looked for.
 func keySecrets(text []byte, raw any) []string {
-	out := []string{string(bytes.TrimSpace(text))}
+	var out []string
 	if block, _ := pem.Decode(text); block != nil {
 		for i, line := range bytes.Split(text, []byte("\n")) {
 			line = bytes.TrimRight(line, "\r")

@@ -255,6 +255,7 @@ type sshSession struct {
 	f       *sshFront
 	ch      ssh.Channel
 	env     []dispatch.EnvVar
+	pty     []byte
 	size    int
 	begun   bool
 	gone    chan struct{} // closed when the caller closed the channel, or is gone
@@ -269,6 +270,7 @@ type sshSession struct {
 const (
 	maxEnvVars  = 128
 	maxEnvBytes = 64 << 10
+	maxPtyBytes = 4 << 10
 )
 
 // serve takes the client's requests. One session runs one command (RFC 4254 §6.5).
@@ -313,7 +315,12 @@ func (s *sshSession) serve(reqs <-chan *ssh.Request) {
 				default: // nobody takes that many
 				}
 			}
-		case "pty-req", "x11-req", "auth-agent-req@openssh.com":
+		case "pty-req":
+			// Passed on with the command, as it came; without one a shell is refused.
+			if ok = !s.begun && len(r.Payload) <= maxPtyBytes; ok {
+				s.pty = bytes.Clone(r.Payload)
+			}
+		case "x11-req", "auth-agent-req@openssh.com":
 			// The client says so, and goes on with the command without it.
 		}
 		if r.WantReply {
@@ -359,7 +366,7 @@ func (s *sshSession) exec(ctx context.Context, command string) {
 		return
 	}
 	sub := f.submission(command)
-	sub.Exec.Env, sub.Exec.Streamed, sub.Exec.Signals = s.env, true, s.signals
+	sub.Exec.Env, sub.Exec.Pty, sub.Exec.Streamed, sub.Exec.Signals = s.env, s.pty, true, s.signals
 	sub.Exec.Stdin = &callerStdin{s: s}
 	sub.Refused = takeWaybillEnv(s.env, sub)
 	reply := f.p.pipeline.Do(ctx, sub)

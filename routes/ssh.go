@@ -336,6 +336,9 @@ func (s *Snapshot) MatchSSH(t Target, user, command string) (*Route, *CommandMat
 	return nil, nil, miss
 }
 
+// HasSSH reports whether a route is for SSH.
+func (s *Snapshot) HasSSH() bool { return len(s.ssh) > 0 }
+
 func (r *Route) takesSSHPort(port int) bool {
 	if len(r.Match.Ports) == 0 {
 		return port == DefaultSSHPort

@@ -22,6 +22,12 @@ need openssl openssl         # looks at certificates from outside
 need mkfs.ext4 e2fsprogs     # a disk of its own that fills up and loses its power
 need strace strace           # orders fsync and the first write of a dispatch
 need python3 python3         # a client through the proxy
+need ssh openssh-client      # a client of the SSH endpoint; scp and ssh-keygen come with it
+need rsync rsync             # the same
+if [ ! -x /usr/sbin/sshd ]; then
+  programs+=(sshd)
+  missing+=(openssh-server)  # a target for commands, started by the tests as a process of their own
+fi
 need node nodejs             # a client through the proxy
 need promtool prometheus      # rules, alerts and the queries of the dashboard
 need systemd-analyze systemd  # reads and rates the unit
@@ -51,6 +57,11 @@ inspector() {
 }
 if [ -n "${WAYBILL_TEST_LONG:-}" ]; then
   need npm npm               # installs the MCP inspector
+  need ansible ansible-core  # clients of the SSH endpoint
+  if ! python3 -c 'import paramiko' >/dev/null 2>&1; then
+    programs+=(paramiko)
+    missing+=(python3-paramiko)
+  fi
 fi
 
 [ ${#missing[@]} -gt 0 ] || { inspector; exit 0; }

@@ -128,6 +128,7 @@ type proxyStatus struct {
 	Version  string          `json:"version"`
 	PID      int             `json:"pid"`
 	Proxy    string          `json:"proxy"`
+	SSH      string          `json:"ssh,omitempty"`
 	Metrics  string          `json:"metrics"`
 	Data     string          `json:"data"`
 	Snapshot string          `json:"snapshot"`

@@ -20,6 +20,8 @@ type initDocument struct {
 	Data   string `json:"data"`
 	CA     string `json:"ca"`
 	Bundle string `json:"bundle"` // system roots and ours
+	// SSHKnownHosts holds the @cert-authority line of the SSH endpoint.
+	SSHKnownHosts string `json:"ssh_known_hosts"`
 }
 
 func newInit(a *app) *cobra.Command {
@@ -44,7 +46,7 @@ to them.`,
 				return printJSON(a.stdout, doc)
 			}
 			p := &errWriter{w: a.stdout}
-			p.printf("configuration  %s\ndata folder    %s\nCA             %s\nCA bundle      %s (system roots and ours)\n\n", doc.Config, doc.Data, doc.CA, doc.Bundle)
+			p.printf("configuration  %s\ndata folder    %s\nCA             %s\nCA bundle      %s (system roots and ours)\nSSH CA         %s (waybill ssh-config)\n\n", doc.Config, doc.Data, doc.CA, doc.Bundle, doc.SSHKnownHosts)
 			p.printf("Next:\n")
 			p.printf("  1. put a secret where a credential of %s reads it, and name the hosts in its routes\n", doc.Config)
 			p.printf("  2. waybill check\n")
@@ -76,6 +78,9 @@ func (a *app) initialise() (initDocument, error) {
 	if err != nil {
 		return doc, err
 	}
+	if _, err := ensureSSHCA(data); err != nil {
+		return doc, err
+	}
 	bundle, err := writeCABundle(ca)
 	if err != nil {
 		return doc, fail(exitFailure, "init: %w", err)
@@ -89,7 +94,7 @@ func (a *app) initialise() (initDocument, error) {
 			return doc, err
 		}
 	}
-	return initDocument{Config: path, Schema: schema, Data: data, CA: ca, Bundle: bundle}, nil
+	return initDocument{Config: path, Schema: schema, Data: data, CA: ca, Bundle: bundle, SSHKnownHosts: filepath.Join(sshFolder(data), proxy.SSHKnownHostsFile)}, nil
 }
 
 // writeNew writes a file that must not be there: whatever came in between is not

@@ -19,6 +19,7 @@ type loadedConfig struct {
 	credentials   *inject.Store
 	callers       []proxy.StaticCaller
 	proxyListen   string
+	sshListen     string
 	metricsListen string
 	adminListen   string
 	journal       config.Journal
@@ -42,7 +43,7 @@ func loadFile(path string, own *vault.Vault) (*loadedConfig, []config.Problem, e
 	}
 	out := &loadedConfig{
 		snapshot: c.Snapshot, credentials: store,
-		proxyListen: c.Listen.Proxy, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin, journal: c.Journal, audit: c.Audit,
+		proxyListen: c.Listen.Proxy, sshListen: c.Listen.SSH, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin, journal: c.Journal, audit: c.Audit,
 		files: append([]string{path}, c.Files...),
 	}
 	for _, caller := range c.Callers {

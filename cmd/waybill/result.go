@@ -15,6 +15,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+
+	"waybill/dispatch"
 )
 
 // resultDocument is what "waybill result ID --json" prints. Body is set for
@@ -58,7 +60,7 @@ envelope goes to standard error, and the exit code is 5.`,
 					return err
 				}
 				defer func() { _ = res.Body.Close() }()
-				write := func(w io.Writer) error { return writeResult(w, res, include, asJSON) }
+				write := func(w io.Writer) error { return writeResult(w, a.stderr, res, include, asJSON) }
 				if output == "" || output == "-" {
 					return write(a.stdout)
 				}
@@ -85,7 +87,7 @@ func noResult(a *app, none *noResultError, asJSON bool) error {
 	return exitWith(exitNoResult)
 }
 
-func writeResult(w io.Writer, res *storedResult, include, asJSON bool) error {
+func writeResult(w, errs io.Writer, res *storedResult, include, asJSON bool) error {
 	if asJSON {
 		body, err := io.ReadAll(res.Body)
 		if err != nil {
@@ -115,6 +117,13 @@ func writeResult(w io.Writer, res *storedResult, include, asJSON bool) error {
 		if _, err := io.WriteString(w, "\r\n"); err != nil {
 			return err
 		}
+	}
+	if res.Header.Get("Content-Type") == dispatch.OutputMediaType && !include {
+		// A command's: each stream goes where it came from.
+		if err := dispatch.SplitOutput(res.Body, w, errs); err != nil {
+			return fail(exitFailure, "stored result: %w; what was printed is not the whole result", err)
+		}
+		return nil
 	}
 	if _, err := io.Copy(w, res.Body); err != nil {
 		return fail(exitFailure, "stored result: %w; what was printed is not the whole result", err)

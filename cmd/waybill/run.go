@@ -129,6 +129,7 @@ func (a *app) join(ctx context.Context, data string, flags *runFlags) (*joined, 
 	srv, err := startServer(ctx, a, serverOptions{
 		data:    data,
 		proxy:   "127.0.0.1:0",
+		ssh:     "127.0.0.1:0",
 		metrics: listenNothing,
 		logger:  logger,
 
@@ -210,6 +211,10 @@ func (a *app) runJoined(cmd *cobra.Command, flags *runFlags, data string, j *joi
 		return 0, fmt.Errorf("environment: %w", err)
 	}
 	built.Set["WAYBILL_SESSION"] = s.ID
+	if st, err := j.client.status(ctx); err == nil && st.SSH != "" {
+		// "waybill connect" takes the session's credentials from the proxy variables.
+		built.Set[sshVariable] = reachable(st.SSH)
+	}
 	if !flags.quiet {
 		for _, w := range built.Warnings {
 			_, _ = fmt.Fprintf(a.stderr, "waybill: %s\n", w)

@@ -20,6 +20,7 @@ import (
 
 	"waybill/dispatch"
 	"waybill/dispatch/httpx"
+	"waybill/dispatch/sshx"
 	"waybill/inject"
 	"waybill/inject/vault"
 	"waybill/internal/config"
@@ -49,6 +50,7 @@ var unsafeStorageFlags = []string{"--" + allowAnyFilesystem}
 type serverOptions struct {
 	data          string
 	proxy         string
+	ssh           string // listenNothing: none
 	metrics       string
 	logger        *slog.Logger
 	anyFilesystem bool
@@ -57,6 +59,7 @@ type serverOptions struct {
 // server is a running proxy with everything it needs.
 type server struct {
 	proxyAddr   string
+	sshAddr     string // "": none
 	metricsAddr string // "": none
 	adminPath   string
 	// fatal receives one error when the process must end (CONTRACT M5).
@@ -67,6 +70,8 @@ type server struct {
 	journal   *journal.Journal
 	audit     *auditor // nil: none
 	transport *httpx.Transport
+	ssh       *sshx.Transport
+	sshCA     *proxy.SSHCA
 	pipeline  *dispatch.Pipeline
 	front     *proxy.Proxy
 	metrics   *metrics.Metrics
@@ -139,9 +144,12 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	if err := s.openAudit(cfg); err != nil {
 		return nil, err
 	}
+	if s.sshCA, err = ensureSSHCA(opts.data); err != nil {
+		return nil, err
+	}
 	s.openPipeline(cfg, ca)
 	s.front = proxy.New(proxy.Config{
-		Pipeline: s.pipeline, Journal: s.journal, CA: ca, Callers: s.callers, Sessions: sessions,
+		Pipeline: s.pipeline, Journal: s.journal, CA: ca, SSHCA: s.sshCA, Callers: s.callers, Sessions: sessions,
 		Metrics: s.metrics, Logger: s.log, Admin: s.adminConfig(build),
 		FollowUp: s.pipeline, Origin: s.journal.ID(),
 	})
@@ -240,8 +248,10 @@ func (s *server) openPipeline(cfg *loadedConfig, ca *proxy.CA) {
 	own := spkiDigest(ca.Certificate())
 	s.transport = httpx.New(httpx.Config{OwnCA: &own, Logger: s.log})
 	s.closers = append(s.closers, func() error { s.transport.Close(); return nil })
+	s.ssh = sshx.New(sshx.Config{Dial: s.transport.Dial, Logger: s.log})
+	s.closers = append(s.closers, func() error { s.ssh.Close(); return nil })
 	s.pipeline = dispatch.New(dispatch.Config{
-		Journal: s.journal, Transport: s.transport, Metrics: s.metrics, Logger: s.log,
+		Journal: s.journal, Transport: s.transport, SSH: s.ssh, Metrics: s.metrics, Logger: s.log,
 		Binding: &dispatch.Binding{Snapshot: cfg.snapshot, Credentials: cfg.credentials},
 		// Of this instance: two proxies behind each other are no loop (RFC 9110 §7.6.3).
 		Pseudonym: "waybill-" + hex.EncodeToString(own[:4]),
@@ -272,6 +282,10 @@ func (s *server) listen(ctx context.Context, opts serverOptions, cfg *loadedConf
 	if s.public = !config.IsLoopback(s.proxyAddr); s.public && !s.callers.Required() {
 		return fail(exitConfig, "--proxy %s: others than this machine can reach it, so callers have to authenticate (CONTRACT V4); add callers to the configuration, or listen on 127.0.0.1", proxyAddr)
 	}
+	endpoint, err := s.listenSSH(opts, cfg)
+	if err != nil {
+		return err
+	}
 
 	s.admin = s.front.AdminServer()
 	s.admin.Handler = vaultAdmin(s.vault, s.log, s.admin.Handler)
@@ -290,7 +304,36 @@ func (s *server) listen(ctx context.Context, opts serverOptions, cfg *loadedConf
 	}
 	s.serve("admin", func() error { return s.admin.Serve(admin) })
 	s.serve("proxy", func() error { return s.front.Serve(context.WithoutCancel(ctx), front) })
+	if endpoint != nil {
+		s.serve("ssh", func() error { return s.front.ServeSSH(context.WithoutCancel(ctx), endpoint) })
+	}
 	return nil
+}
+
+// listenSSH opens the SSH endpoint, nil for none. Where the default address is taken and
+// no route is for SSH, that is no reason not to start.
+func (s *server) listenSSH(opts serverOptions, cfg *loadedConfig) (net.Listener, error) {
+	addr := firstOf(opts.ssh, cfg.sshListen, defaultSSHListen)
+	if addr == listenNothing {
+		return nil, nil //nolint:nilnil // no listener and no error
+	}
+	l, err := listenTCP("--ssh", addr)
+	if err != nil {
+		if addr == defaultSSHListen && !cfg.snapshot.HasSSH() {
+			s.log.Warn("no SSH endpoint: its address is taken", slog.String("address", addr))
+			return nil, nil //nolint:nilnil // no listener and no error
+		}
+		return nil, err
+	}
+	s.closers = append(s.closers, l.Close)
+	s.sshAddr = l.Addr().String()
+	if !config.IsLoopback(s.sshAddr) {
+		if !s.callers.Required() {
+			return nil, fail(exitConfig, "--ssh %s: others than this machine can reach it, so callers have to authenticate (CONTRACT V4); add callers to the configuration, or listen on 127.0.0.1", addr)
+		}
+		s.public = true
+	}
+	return l, nil
 }
 
 // serve runs one listener; its unexpected end is the end of the process.
@@ -365,6 +408,7 @@ func (s *server) shutdown(ctx context.Context) error {
 		_ = s.health.Close()
 	}
 	s.tasks.Wait()
+	s.ssh.Close()
 	s.transport.Close()
 	s.audit.close()
 	jerr := s.journal.Close()
@@ -406,7 +450,7 @@ known, restart.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&flags.proxy, "proxy", "", "`address` of the proxy (default listen.proxy, else "+defaultProxyListen+"; port 0: any free one)")
-	f.StringVar(&flags.ssh, "ssh", "", "`address` of the SSH endpoint, which is not part of this version: accepted and ignored")
+	f.StringVar(&flags.ssh, "ssh", "", "`address` of the SSH endpoint (default listen.ssh, else "+defaultSSHListen+"; off: none)")
 	f.StringVar(&flags.metrics, "metrics", "", "`address` of /metrics, /livez and /readyz (default listen.metrics, else "+defaultMetricsListen+"; off: none)")
 	f.StringVar(&flags.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&flags.logFormat, "log-format", "text", "text or json; the log goes to standard error")
@@ -444,7 +488,7 @@ func (a *app) serve(ctx context.Context, flags *serveFlags) error {
 	if err != nil {
 		return err
 	}
-	s, err := startServer(ctx, a, serverOptions{data: data, proxy: flags.proxy, metrics: flags.metrics, logger: logger, anyFilesystem: flags.anyFilesystem})
+	s, err := startServer(ctx, a, serverOptions{data: data, proxy: flags.proxy, ssh: flags.ssh, metrics: flags.metrics, logger: logger, anyFilesystem: flags.anyFilesystem})
 	if err != nil {
 		return err
 	}
@@ -510,13 +554,16 @@ func (s *server) announce(a *app) error {
 	if metricsAddr == "" {
 		metricsAddr = listenNothing
 	}
-	s.log.Info("listening", slog.String("proxy", s.proxyAddr), slog.String("admin", s.adminPath), slog.String("metrics", metricsAddr), slog.String("data", s.data), slog.String("snapshot", s.pipeline.Binding().Snapshot.Digest()))
+	s.log.Info("listening", slog.String("proxy", s.proxyAddr), slog.String("ssh", firstOf(s.sshAddr, listenNothing)), slog.String("admin", s.adminPath), slog.String("metrics", metricsAddr), slog.String("data", s.data), slog.String("snapshot", s.pipeline.Binding().Snapshot.Digest()))
 	p := &errWriter{w: a.stdout}
 	p.printf("proxy    http://%s\n", s.proxyAddr)
 	if s.metricsAddr != "" {
 		p.printf("metrics  http://%s/metrics\n", s.metricsAddr)
 	}
 	p.printf("admin    unix:%s\n", s.adminPath)
+	if s.sshAddr != "" {
+		p.printf("ssh      %s\n", s.sshAddr)
+	}
 	return p.err
 }
 
@@ -541,7 +588,7 @@ func (s *server) ready() error {
 // status is what GET /v1/status tells.
 func (s *server) status(build buildInfo) any {
 	return proxyStatus{
-		Version: build.Version, PID: os.Getpid(), Proxy: s.proxyAddr, Metrics: s.metricsAddr, Data: s.data,
+		Version: build.Version, PID: os.Getpid(), Proxy: s.proxyAddr, SSH: s.sshAddr, Metrics: s.metricsAddr, Data: s.data,
 		Snapshot: s.pipeline.Binding().Snapshot.Digest(), Draining: s.draining.Load(),
 	}
 }

@@ -91,7 +91,7 @@ func (c *conn) open(ctx context.Context, o *dispatch.Order, reused bool) (*sessi
 	}
 	s := &session{c: c, ch: got.ch, reused: reused, stage: outcome.StageSSHChannel, exited: make(chan struct{}), closed: make(chan struct{})}
 	go s.listen(got.reqs)
-	if err := s.setEnv(ctx, o.Exec.Env); err != nil {
+	if err := s.prepare(ctx, o.Exec); err != nil {
 		s.Release()
 		return nil, err
 	}
@@ -125,12 +125,20 @@ func rejection(r ssh.RejectionReason) string {
 	}
 }
 
-func (s *session) setEnv(ctx context.Context, env []dispatch.EnvVar) error {
-	if len(env) == 0 {
+// prepare asks for the terminal and sets the environment. What the server does not take
+// is left out.
+func (s *session) prepare(ctx context.Context, x *dispatch.ExecOrder) error {
+	env := x.Env
+	if len(env) == 0 && x.Pty == nil {
 		return nil
 	}
 	stop := context.AfterFunc(ctx, func() { _ = s.ch.Close() })
 	defer stop()
+	if x.Pty != nil {
+		if _, err := s.ch.SendRequest("pty-req", true, x.Pty); err != nil {
+			return fail(outcome.CodeConnectionLost, outcome.StageSSHChannel, "connection_lost", err)
+		}
+	}
 	for _, v := range env {
 		ok, err := s.ch.SendRequest("env", true, ssh.Marshal(struct{ Name, Value string }{v.Name, v.Value}))
 		if err != nil {
