@@ -172,7 +172,7 @@ func (a *app) sshEndpoint(ctx context.Context, flag string) sshEndpoint {
 		}
 	}
 	e.addr = defaultSSHListen
-	if cfg, _, err := loadFile(a.configPath()); err == nil && cfg.sshListen != "" {
+	if cfg, _, err := loadFile(a.configPath(), nil); err == nil && cfg.sshListen != "" {
 		e.addr = reachable(cfg.sshListen)
 	}
 	return e
