@@ -329,7 +329,7 @@ func TestSSHUnsupported(t *testing.T) {
 
 // A repeat of an open unknown is refused until it names it (CONTRACT O3).
 func TestSSHSupersedes(t *testing.T) {
-	contract.Covers(t, "O3")
+	contract.Covers(t, "O3", "I8")
 	s := newSSHRig(t, sshOptions{})
 	s.sshRun("box.test", "deploy", "noexit")
 	first := s.last()
