@@ -40,12 +40,16 @@ const frameHead = 1 + 16 + 16 + 2
 
 // encodeFrame returns the plaintext of a frame; events is the JSON array.
 func encodeFrame(action dispatch.ActionID, boot bootID, count int, events []byte) []byte {
-	b := make([]byte, 0, frameHead+len(events))
+	return append(headOfFrame(action, boot, count), events...)
+}
+
+// headOfFrame is what precedes the events.
+func headOfFrame(action dispatch.ActionID, boot bootID, count int) []byte {
+	b := make([]byte, 0, frameHead)
 	b = append(b, plainVersion)
 	b = append(b, action[:]...)
 	b = append(b, boot[:]...)
-	b = binary.BigEndian.AppendUint16(b, uint16(count))
-	return append(b, events...)
+	return binary.BigEndian.AppendUint16(b, uint16(count))
 }
 
 func decodeFrame(b []byte) (f frame, err error) {
@@ -90,11 +94,16 @@ type projection struct {
 }
 
 func encodeProjection(p *projection) ([]byte, error) {
-	j, err := json.Marshal(&p.rec)
-	if err != nil {
-		return nil, err
+	head, rec, err := p.parts()
+	return append(head, rec...), err
+}
+
+// parts are the two parts of a projection's plaintext: places and record.
+func (p *projection) parts() (head, rec []byte, err error) {
+	if rec, err = json.Marshal(&p.rec); err != nil {
+		return nil, nil, err
 	}
-	b := make([]byte, 0, 1+binary.MaxVarintLen64*(1+len(p.frames))+len(j))
+	b := make([]byte, 0, 1+binary.MaxVarintLen64*(1+len(p.frames)))
 	b = append(b, plainVersion)
 	b = binary.AppendUvarint(b, uint64(len(p.frames)))
 	last := uint64(0)
@@ -102,7 +111,7 @@ func encodeProjection(p *projection) ([]byte, error) {
 		b = binary.AppendUvarint(b, s-last)
 		last = s
 	}
-	return append(b, j...), nil
+	return b, rec, nil
 }
 
 func decodeProjection(b []byte) (*projection, error) {
@@ -190,11 +199,11 @@ const flagLast = 1
 // key, which is authenticated.
 func (s *sealer) sealChunk(id dispatch.ActionID, c dispatch.Chunk) entry {
 	key := keyChunk(id, c.Attempt, c.Index)
-	plain := make([]byte, 1, 1+len(c.Data))
+	flags := []byte{0}
 	if c.Last {
-		plain[0] = flagLast
+		flags[0] = flagLast
 	}
-	return entry{key: key, value: s.seal(key, nil, append(plain, c.Data...))}
+	return entry{key: key, value: s.seal(key, nil, flags, c.Data)}
 }
 
 // chunkBytes is the length of the data in a stored chunk of n bytes.

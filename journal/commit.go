@@ -291,7 +291,7 @@ func (j *Journal) stage(txn *badger.Txn, st *stage, r *request) (fits bool, err 
 	if r.boot {
 		h := st.head
 		key := keyEvent(h.seq + 1)
-		value := j.seal.seal(key, h.hash[:], encodeFrame(dispatch.ActionID{}, j.boot, len(r.events), r.payload))
+		value := j.seal.seal(key, h.hash[:], headOfFrame(dispatch.ActionID{}, j.boot, len(r.events)), r.payload)
 		h.seq, h.hash = h.seq+uint64(len(r.events)), chain(key, value)
 		entries := []entry{{key: key, value: value}}
 		if r.also != nil {
@@ -335,21 +335,21 @@ func (j *Journal) stage(txn *badger.Txn, st *stage, r *request) (fits bool, err 
 	if len(r.events) > 0 {
 		first := st.head.seq + 1
 		key := keyEvent(first)
-		value := j.seal.seal(key, st.head.hash[:], encodeFrame(r.action, j.boot, len(r.events), r.payload))
+		value := j.seal.seal(key, st.head.hash[:], headOfFrame(r.action, j.boot, len(r.events)), r.payload)
 		h.hash = chain(key, value)
 		if old != nil {
 			next.frames = append(make([]uint64, 0, len(old.frames)+1), old.frames...)
 		}
 		next.frames = append(next.frames, first)
-		plain, err := encodeProjection(next)
+		places, rec, err := next.parts()
 		if err != nil {
 			return false, fmt.Errorf("%w: projection cannot be encoded", dispatch.ErrNotWritten)
 		}
-		if len(plain) > maxStoredValue-sealOverhead {
-			return false, fmt.Errorf("%w: projection of %d bytes", ErrTooLarge, len(plain))
+		if n := len(places) + len(rec); n > maxStoredValue-sealOverhead {
+			return false, fmt.Errorf("%w: projection of %d bytes", ErrTooLarge, n)
 		}
 		pkey := keyAction(famRecord, r.action)
-		entries = append(entries, entry{key: key, value: value}, entry{key: pkey, value: j.seal.seal(pkey, nil, plain)})
+		entries = append(entries, entry{key: key, value: value}, entry{key: pkey, value: j.seal.seal(pkey, nil, places, rec)})
 		entries = j.indexes(entries, r, old, next)
 	}
 	entries = append(entries, r.chunks...)

@@ -78,16 +78,27 @@ func (s *sealer) ad(key, extra []byte) []byte {
 	return append(b, extra...)
 }
 
-// seal returns version ‖ extra ‖ nonce ‖ ciphertext. extra is in clear and
+// seal returns version ‖ extra ‖ nonce ‖ ciphertext. The plaintext is given in parts,
+// which are put together where they are encrypted. extra is in clear and
 // authenticated. Nonces are random: after a rollback the same key is sealed again
 // with other contents, so nothing may be derived from it.
-func (s *sealer) seal(key, extra, plain []byte) []byte {
-	out := make([]byte, 1+len(extra)+nonceBytes, 1+len(extra)+nonceBytes+len(plain)+chacha20poly1305.Overhead)
+func (s *sealer) seal(key, extra []byte, plain ...[]byte) []byte {
+	n := 0
+	for _, p := range plain {
+		n += len(p)
+	}
+	head := 1 + len(extra) + nonceBytes
+	out := make([]byte, head, head+n+chacha20poly1305.Overhead)
 	out[0] = valueVersion
 	copy(out[1:], extra)
-	nonce := out[1+len(extra):]
+	nonce := out[1+len(extra) : head]
 	_, _ = rand.Read(nonce) // never fails since Go 1.24
-	return s.aead.Seal(out, nonce, plain, s.ad(key, extra))
+	whole := out
+	for _, p := range plain {
+		whole = append(whole, p...)
+	}
+	// In place: exactly overlapping is allowed (crypto/cipher.AEAD).
+	return s.aead.Seal(out, nonce, whole[head:], s.ad(key, extra))
 }
 
 // open reverses seal for a value with extraLen bytes of extra. ok is false when the

@@ -1,0 +1,84 @@
+package journal
+
+import (
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"waybill/dispatch"
+	"waybill/internal/contract"
+	"waybill/journal/internal/hooks"
+)
+
+// TestStart: what a start reads of the history is bounded – by the last checkpoint and
+// the last settling – and what it does grows with what was open (M4). The long form
+// makes a million actions (WAYBILL_TEST_ACTIONS: another number) and gives it 2 s.
+func TestStart(t *testing.T) {
+	contract.Covers(t, "M4")
+	actions, open := int64(2000), 20
+	if os.Getenv("WAYBILL_TEST_LONG") != "" {
+		actions = 1_000_000
+	}
+	if n, err := strconv.ParseInt(os.Getenv("WAYBILL_TEST_ACTIONS"), 10, 64); err == nil {
+		actions = n
+	}
+	dir := tempDir(t)
+	opt := testOptions(dir, &hooks.Hooks{NoSync: true})
+	opt.Hooks.CheckCache = false
+	j, _ := openWith(t, opt)
+	var left atomic.Int64
+	left.Store(actions)
+	var wg sync.WaitGroup
+	for range 256 {
+		wg.Go(func() {
+			for left.Add(-1) >= 0 {
+				id := newID()
+				if _, err := j.Append(bg, toDispatch(id, "ci", "", "f")); err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := j.Append(bg, toResult(id, nil)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for range open {
+		mustAppend(t, j, toDispatch(newID(), "ci", "", "f"))
+	}
+	closeTest(t, j)
+	j, rec := openWith(t, testOptions(dir, nil))
+	st := j.Stats()
+	t.Logf("%d actions, store of %d MiB: %d groups made again, %d events walked, %d closed as unknown, in %s",
+		actions, st.StoreBytes>>20, rec.Redone, rec.Walked, rec.Unknown, rec.Took)
+	if rec.Unknown != open {
+		t.Errorf("%d open actions were closed, not %d", rec.Unknown, open)
+	}
+	if rec.Walked > 2*checkpointEvery {
+		t.Errorf("%d events were walked", rec.Walked)
+	}
+	if actions >= 1_000_000 && rec.Took > 2*time.Second {
+		t.Errorf("the start took %s", rec.Took)
+	}
+	if _, err := j.Append(bg, toDispatch(newID(), "ci", "", "f")); err != nil {
+		t.Error(err)
+	}
+	if err := j.Admit(); err != nil {
+		t.Error(err)
+	}
+	var one dispatch.Record
+	for r, err := range j.Actions(bg, dispatch.Filter{Limit: 1}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		one = r
+	}
+	if one.ID.IsZero() {
+		t.Error("no action is listed")
+	}
+}
