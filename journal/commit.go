@@ -44,6 +44,7 @@ type committer struct {
 	// can be made again from the witness only.
 	settled  atomic.Uint64
 	settling atomic.Bool // settle runs in the background
+	counted  uint64      // syncs that Metrics was told of
 	// open holds the projections of the actions that have not ended, as stored: the
 	// ones that will be asked for again. It is a cache of the store.
 	open    map[dispatch.ActionID]*projection
@@ -236,7 +237,6 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 		j.hooks.BeforeCommit(st.head.group)
 	}
 	killpoint.At(PointBeforeStore)
-	syncs := j.stats.syncs.Load()
 	took, err := j.write(txn, st)
 	if err != nil {
 		j.stop(err)
@@ -254,7 +254,8 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 			c.open[id] = p
 		}
 	}
-	g.Events, g.Bytes, g.Store, g.Witness, g.Syncs = st.events, st.bytes, took.store, took.witness, int(j.stats.syncs.Load()-syncs)
+	g.Events, g.Bytes, g.Store, g.Witness, g.Syncs = st.events, st.bytes, took.store, took.witness, int(j.stats.syncs.Load()-c.counted)
+	c.counted += uint64(g.Syncs)
 	g.Total = time.Since(started)
 	j.stats.committed(&g, c.head, len(c.open), len(included))
 	for _, r := range included {

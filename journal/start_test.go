@@ -82,3 +82,44 @@ func TestStart(t *testing.T) {
 		t.Error("no action is listed")
 	}
 }
+
+// TestSyncsOfAGroup: one sync a group, whoever waits: sixteen lone appends cost sixteen,
+// 65 that wait at the same time two (issue 3.5). Metrics are told the same.
+func TestSyncsOfAGroup(t *testing.T) {
+	contract.Covers(t, "F1")
+	hold := heldHooks()
+	hold.NoSync = false
+	m := &countMetrics{}
+	opt := testOptions(tempDir(t), &hold.Hooks)
+	opt.Metrics = m
+	j, _ := openWith(t, opt)
+	spent := func(f func()) (stats, metric int64) {
+		stats, metric = int64(j.Stats().Syncs), m.syncs.Load()
+		f()
+		return int64(j.Stats().Syncs) - stats, m.syncs.Load() - metric
+	}
+	if s, n := spent(func() {
+		for range 16 {
+			mustAppend(t, j, toDispatch(newID(), "ci", "", "f"))
+		}
+	}); s != 16 || n != 16 {
+		t.Errorf("16 appends one after the other: %d syncs, the metric says %d", s, n)
+	}
+	if s, n := spent(func() {
+		hold.hold()
+		all := []<-chan answer{appendAsync(j, toDispatch(newID(), "ci", "", "f"))}
+		hold.waitHeld(t)
+		for range 64 {
+			all = append(all, appendAsync(j, toDispatch(newID(), "ci", "", "f")))
+		}
+		waitQueued(t, j, 64)
+		hold.letGo()
+		for _, ch := range all {
+			if a := <-ch; a.err != nil {
+				t.Error(a.err)
+			}
+		}
+	}); s != 2 || n != 2 {
+		t.Errorf("65 appends that wait together: %d syncs, the metric says %d", s, n)
+	}
+}
