@@ -110,6 +110,7 @@ var owners = []owner{
 	{"github.com/klauspost/compress/zstd", []string{"dispatch/leak"}, true},
 	{"golang.org/x/net/http2", []string{"proxy", "dispatch/httpx"}, true},
 	{"golang.org/x/net/idna", []string{"routes", "dispatch"}, false},
+	{"golang.org/x/net/websocket", []string{"internal/e2e"}, false}, // a peer for tests
 	{"golang.org/x/net/http/httpguts", []string{"routes", "inject", "proxy", "dispatch", "dispatch/httpx"}, false},
 	{"golang.org/x/crypto/ssh", []string{"dispatch", "dispatch/sshx", "proxy", "internal/config", "cmd/waybill"}, true}, // the SSH protocol, both sides
 	{"golang.org/x/crypto/chacha20poly1305", []string{"journal"}, false},                                                // sealed records; the standard library has it internally only
