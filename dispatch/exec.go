@@ -16,7 +16,6 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"waybill/internal/control"
 	"waybill/outcome"
 	"waybill/routes"
 )
@@ -417,7 +416,7 @@ func (a *action) execOrder() *ExecOrder {
 func (a *action) execFacts(end *Ending) (f outcome.Facts, complete bool) {
 	e := end.Exec
 	complete = end.Complete
-	if !complete && a.command.Rule.ExitAuthoritative && e.Exited() && !control.Off("G9-authoritative-needs-a-status") {
+	if !complete && a.command.Rule.ExitAuthoritative && e.Exited() {
 		// The route's contract names the exit status as authoritative (G13).
 		complete = true
 	}

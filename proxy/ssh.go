@@ -654,6 +654,10 @@ func (a *api) execResult(x *exchange, reply *dispatch.Reply) {
 	}
 	h := a.w.Header()
 	outcome.Annotate(h, reply.ID.String(), rec.Facts, outcome.Shape{InsideTunnel: true}, !rec.Repeatable())
+	if res.Error != nil && rec.Facts.Retry != outcome.Backoff {
+		h.Set("X-Should-Retry", "false") // L7: a 200 is no permission to repeat
+		h.Set("Stripe-Should-Retry", "false")
+	}
 	a.json(http.StatusOK, res)
 	err := x.w.FlushError()
 	if err == nil {

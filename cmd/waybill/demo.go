@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -111,7 +112,7 @@ func (a *app) runDemo(ctx context.Context, asJSON, keep bool, meters string) (er
 
 	out := &demoPrinter{a: a, s: newStyler(a, a.stdout), asJSON: asJSON}
 	out.head()
-	scenarios := demoScenarios()
+	scenarios := slices.Insert(demoScenarios(), 1, demoSSHScenarios()...)
 	lines := make([]demoLine, 0, len(scenarios))
 	for i := range scenarios {
 		line, err := d.play(ctx, &scenarios[i])

@@ -40,6 +40,8 @@ func writeDemoFiles(dir, secret string, u *demoUpstreams) error {
 	files := map[string]string{
 		"secret":          secret + "\n",
 		"upstream-ca.pem": string(u.rootPEM),
+		"ssh_key":         string(u.ssh.key),
+		"known_hosts":     u.ssh.known,
 		"waybill.yaml":    demoConfig(dir, u),
 	}
 	for name, text := range files {
@@ -59,9 +61,11 @@ func demoConfig(dir string, u *demoUpstreams) string {
 credentials:
   demo: {from: {file: %s}, label: demo}
   absent: {from: {file: %s}}
+  ssh-key: {from: {file: %s}, label: demo}
 default: deny
 routes:
-`, q("secret"), q("never-made"))
+`, q("secret"), q("never-made"), q("ssh_key"))
+	b.WriteString(demoSSHConfig(q, u))
 	route := func(name, match, credential, extra, host, addr string) {
 		fmt.Fprintf(&b, `  - name: %s
     match: %s
@@ -95,7 +99,7 @@ func (p *demoProxy) start(ctx context.Context) error {
 	defer func() { _ = log.Close() }()
 	data := filepath.Join(p.dir, "data")
 	child := exec.Command(exe, append([]string{
-		"serve", "--config", filepath.Join(p.dir, "waybill.yaml"), "--data", data,
+		"serve", "--ssh", "127.0.0.1:0", "--config", filepath.Join(p.dir, "waybill.yaml"), "--data", data,
 		"--proxy", p.listen, "--metrics", p.meters, "--log-level", "debug", "--log-format", "json",
 	}, unsafeStorageFlags...)...)
 	child.Args[0] = "waybill"

@@ -27,6 +27,7 @@ type demoUpstreams struct {
 	secret  string // what the injected field must hold
 	rootPEM []byte
 	addr    map[string]string // host → 127.0.0.1:port
+	ssh     demoSSH
 
 	listeners []net.Listener
 	conns     sync.WaitGroup
@@ -73,6 +74,10 @@ func startDemoUpstreams(secret string) (*demoUpstreams, error) {
 			u.close()
 			return nil, err
 		}
+	}
+	if err := u.startSSH(); err != nil {
+		u.close()
+		return nil, err
 	}
 	// A port on which nobody listens: taken once, so that it is free now.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
