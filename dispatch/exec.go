@@ -243,6 +243,9 @@ func (a *action) aimExec(context.Context) *Refusal {
 	a.out = &Outgoing{Method: MethodExec, Target: a.addressed, Authority: authority(a.addressed), Exec: &Exec{User: x.User, Command: x.Command, Stdin: x.Stdin, Signals: x.Signals, Terminal: x.Pty != nil}}
 	a.accepted.Target = shownCommand(a.out)
 	switch {
+	case a.s.RetryOf != "":
+		// To ignore it would run a new action where a further attempt was asked for.
+		return refusal(outcome.CodeUnsupportedAction, "request.headers.waybill-retry-of", "not_available", "A command has no further attempts; run it again, and name the earlier action in "+EnvSupersedes+".")
 	case !routes.IsSSHUser(x.User):
 		a.out.Exec.User = ""
 		a.accepted.Target = shownCommand(a.out)

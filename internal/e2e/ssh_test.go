@@ -614,6 +614,20 @@ func TestSSHExecAPI(t *testing.T) {
 			t.Errorf("%s: %d %v", tc.name, status, body)
 		}
 	}
+	req, err := http.NewRequest(http.MethodPost, "http://"+s.ssh+"/v1/ssh/exec", strings.NewReader(`{"target":"box.test","user":"deploy","command":"exit 9"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Waybill-Retry-Of", s.last().InvocationID)
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != http.StatusUnprocessableEntity || s.box.Ran("exit 9") != 0 {
+		t.Errorf("a further attempt of a command: %d, ran %d times", resp.StatusCode, s.box.Ran("exit 9"))
+	}
 	if v, _ := s.box.Env("LANG"); v != "C" {
 		t.Error("LANG was not set")
 	}
