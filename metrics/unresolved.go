@@ -106,3 +106,17 @@ func (m *Metrics) Unresolved(route string, accepted time.Time, delta int) {
 		m.unresolved.add(m.routes.label(route), accepted, delta)
 	}
 }
+
+// UnresolvedNow returns how many ended actions have an unknown outcome now.
+func (m *Metrics) UnresolvedNow() int {
+	u := m.unresolved
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	n := 0
+	for _, minutes := range u.by {
+		for _, count := range minutes {
+			n += count
+		}
+	}
+	return n
+}

@@ -125,15 +125,15 @@ func adminError(status int, body []byte) error {
 
 // proxyStatus is GET /v1/status.
 type proxyStatus struct {
-	Version  string          `json:"version"`
-	PID      int             `json:"pid"`
-	Proxy    string          `json:"proxy"`
-	SSH      string          `json:"ssh,omitempty"`
-	Metrics  string          `json:"metrics"`
-	Data     string          `json:"data"`
-	Snapshot string          `json:"snapshot"`
-	Draining bool            `json:"draining,omitempty"`
-	Journal  json.RawMessage `json:"journal,omitempty"`
+	Version  string `json:"version"`
+	PID      int    `json:"pid"`
+	Proxy    string `json:"proxy"`
+	SSH      string `json:"ssh,omitempty"`
+	Metrics  string `json:"metrics"`
+	Data     string `json:"data"`
+	Snapshot string `json:"snapshot"`
+	Draining bool   `json:"draining,omitempty"`
+	moreStatus
 }
 
 func (c *adminClient) status(ctx context.Context) (proxyStatus, error) {

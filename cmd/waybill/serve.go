@@ -81,6 +81,7 @@ type server struct {
 	health    *http.Server
 	watch     func() // stops watching the configuration
 	path      string // of the configuration
+	started   time.Time
 	data      string
 	public    bool // the proxy is not on loopback only
 	draining  atomic.Bool
@@ -107,7 +108,7 @@ func (c *currentCallers) Required() bool { return c.Load().Required() }
 // what an earlier process left open is closed on record before anybody can ask
 // (CONTRACT M4).
 func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, err error) {
-	s := &server{fatal: make(chan error, 1), done: make(chan struct{}), log: opts.logger, data: opts.data, path: a.configPath()}
+	s := &server{fatal: make(chan error, 1), done: make(chan struct{}), log: opts.logger, data: opts.data, path: a.configPath(), started: time.Now()}
 	defer func() {
 		if err != nil {
 			for i := len(s.closers) - 1; i >= 0; i-- {
@@ -590,6 +591,7 @@ func (s *server) status(build buildInfo) any {
 	return proxyStatus{
 		Version: build.Version, PID: os.Getpid(), Proxy: s.proxyAddr, SSH: s.sshAddr, Metrics: s.metricsAddr, Data: s.data,
 		Snapshot: s.pipeline.Binding().Snapshot.Digest(), Draining: s.draining.Load(),
+		moreStatus: s.moreStatus(),
 	}
 }
 
