@@ -161,6 +161,9 @@ func (d *doctor) checkListeners() {
 		want[0][1] = firstOf(d.cfg.proxyListen, want[0][1])
 		want[1][1] = firstOf(d.cfg.metricsListen, want[1][1])
 		admin = d.cfg.adminListen
+		if d.cfg.snapshot.HasSSH() || d.cfg.sshListen != "" {
+			want = append(want, [2]string{"listen.ssh", firstOf(d.cfg.sshListen, defaultSSHListen)})
+		}
 	}
 	for _, w := range want {
 		if w[1] == listenNothing {
