@@ -100,6 +100,13 @@ func (r *rig) exec(o *dispatch.Order, out *dispatch.Outgoing, limit time.Duratio
 	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
 	defer cancel()
 	c, err := r.tr.Connect(ctx, o)
+	for range 2 {
+		// A shared connection that ended meanwhile: a try of its own, as in the pipeline (E7).
+		if e := (*dispatch.SetupError)(nil); !errors.As(err, &e) || e.Code != outcome.CodeConnectionLost {
+			break
+		}
+		c, err = r.tr.Connect(ctx, o)
+	}
 	if err != nil {
 		r.t.Fatalf("connect: %v (%v)", err, errors.Unwrap(err))
 	}
