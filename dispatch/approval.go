@@ -461,7 +461,7 @@ func (p *Pipeline) dispatchApproved(id ActionID) {
 		return // draining: the next start takes it up
 	}
 	p.cfg.Metrics.InFlight(1)
-	a := &action{p: p, id: id, start: time.Now(), finish: make(chan struct{}), caller: context.Background(), detached: true, recorded: true, left: true, noted: true, asks: true}
+	a := &action{p: p, id: id, start: time.Now(), finish: make(chan struct{}), over: make(chan struct{}), leaving: make(chan struct{}), caller: context.Background(), detached: true, recorded: true, left: true, noted: true, asks: true}
 	a.mark = a.start
 	handed := false
 	defer func() {

@@ -7,7 +7,9 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"waybill/outcome"
@@ -15,7 +17,7 @@ import (
 
 // CommandSource runs a program whose standard output is the secret: once, and again
 // after o.Refresh if there is one. No shell reads the arguments. The program gets the
-// environment without the variables in hide, no standard input, and its standard error
+// environment without the variables in hide and those of HideEnv, no standard input, and its standard error
 // goes nowhere: it may quote secrets. It and what it started are ended after the
 // time-out.
 //
@@ -25,10 +27,33 @@ func CommandSource(argv, hide []string, o CacheOptions) *Cached {
 	return NewCached(KindCommand, func(ctx context.Context) (Material, error) { return runCommand(ctx, argv, hide) }, o)
 }
 
+// hidden are the variables that no command gets, whenever it was configured: a reload
+// keeps the sources that it finds unchanged, and what a later configuration reads is in
+// the environment of this process from its start.
+var hidden struct {
+	mu    sync.Mutex
+	names []string
+}
+
+// HideEnv keeps variables from every command that runs from now on (CONTRACT C2).
+func HideEnv(names ...string) {
+	hidden.mu.Lock()
+	defer hidden.mu.Unlock()
+	hidden.names = append(hidden.names, names...)
+	slices.Sort(hidden.names)
+	hidden.names = slices.Compact(hidden.names)
+}
+
+func hiddenEnv() []string {
+	hidden.mu.Lock()
+	defer hidden.mu.Unlock()
+	return slices.Clone(hidden.names)
+}
+
 func runCommand(ctx context.Context, argv, hide []string) (Material, error) {
 	out := &boundedBuffer{limit: maxRaw}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Stdout, cmd.Env = out, childEnv(os.Environ(), hide)
+	cmd.Stdout, cmd.Env = out, childEnv(os.Environ(), append(hiddenEnv(), hide...))
 	cmd.WaitDelay = time.Second // for output that something it started still holds open
 	ownGroup(cmd)
 	ran := time.Now()

@@ -163,9 +163,16 @@ func (s *Spec) Inner() []*Spec {
 	return out
 }
 
+// awsEnv are the variables that the AWS libraries log in with. The id is among them: half
+// a pair makes programs fail.
+var awsEnv = []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN"}
+
 // EnvNames returns the environment variables that the spec reads secrets from.
 func (s *Spec) EnvNames() []string {
 	var out []string
+	if s.AWS != nil {
+		out = append(out, awsEnv...)
+	}
 	if s.Env != "" {
 		out = append(out, s.Env)
 	}

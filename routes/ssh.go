@@ -38,7 +38,8 @@ type SSH struct {
 	Keepalive time.Duration
 }
 
-// Jump is a jump host. Its host key is verified by the route's KnownHosts and Pins.
+// Jump is a jump host. Its host key is verified by the route's KnownHosts and Pins; a pin
+// that it matches does not count for the target behind it.
 type Jump struct {
 	Host                         string
 	Port                         int

@@ -43,10 +43,12 @@ func (t *Transport) dial(ctx context.Context, p *pool, o *dispatch.Order) (*conn
 	stage := outcome.StageTCPConnect
 	if j := s.Jump; j != nil {
 		var done func()
-		raw, done, err = t.jump(ctx, o, trust)
+		var shown string
+		raw, done, shown, err = t.jump(ctx, o, trust)
 		if err != nil {
 			return nil, err
 		}
+		trust = trust.without(shown)
 		c.jump, stage = done, outcome.StageProxyTunnel
 	} else if raw, err = t.cfg.Dial(ctx, o); err != nil {
 		return nil, err
@@ -80,18 +82,19 @@ func refuseChannels(chans <-chan ssh.NewChannel) {
 	}
 }
 
-// jump reaches the target through the jump host.
-func (t *Transport) jump(ctx context.Context, o *dispatch.Order, trust *Trust) (net.Conn, func(), error) {
+// jump reaches the target through the jump host, and returns the fingerprint of the key
+// by which that one is known.
+func (t *Transport) jump(ctx context.Context, o *dispatch.Order, trust *Trust) (net.Conn, func(), string, error) {
 	j := o.Exec.SSH.Jump
 	order := &dispatch.Order{Target: routes.Target{Scheme: "ssh", Host: j.Host, Port: j.Port}, Upstream: o.Upstream}
 	raw, err := t.cfg.Dial(ctx, order)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, "", err
 	}
 	l := &login{host: j.Host, port: j.Port, user: j.User, signers: o.Exec.Jump, trust: trust, stage: outcome.StageTCPConnect, jump: true}
 	sc, chans, reqs, err := l.handshake(ctx, newTap(raw))
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, "", err
 	}
 	client := ssh.NewClient(sc, chans, reqs)
 	stop := context.AfterFunc(ctx, func() { _ = client.Close() })
@@ -102,9 +105,9 @@ func (t *Transport) jump(ctx context.Context, o *dispatch.Order, trust *Trust) (
 	}
 	if err != nil {
 		_ = client.Close()
-		return nil, nil, fail(outcome.CodeProxyTunnelFailed, outcome.StageTCPConnect, "jump_tunnel", err)
+		return nil, nil, "", fail(outcome.CodeProxyTunnelFailed, outcome.StageTCPConnect, "jump_tunnel", err)
 	}
-	return conn, func() { _ = client.Close() }, nil
+	return conn, func() { _ = client.Close() }, l.fingerprint, nil
 }
 
 // login is one handshake with its progress.

@@ -443,6 +443,12 @@ func TestJump(t *testing.T) {
 	if !errors.As(err, &e) || e.Code != outcome.CodeSSHHostKeyRejected || e.Reason != "host_key_unknown" {
 		t.Errorf("%v", err)
 	}
+	// A pinned jump host that answers in the target's place is found out.
+	o.Exec.SSH.KnownHosts, o.Exec.SSH.Pins = nil, []string{ssh.FingerprintSHA256(bastion.HostKey.PublicKey())}
+	o.Target.Port = bastion.Port
+	if _, err = r.tr.Connect(t.Context(), o); !errors.As(err, &e) || e.Code != outcome.CodeSSHHostKeyRejected || e.Reason != "host_key_unknown" {
+		t.Errorf("the jump host passes for the target: %v", err)
+	}
 }
 
 func FuzzParseTrust(f *testing.F) {

@@ -67,6 +67,12 @@ func ParseTrust(knownHosts []byte, pins []string) (*Trust, error) {
 	return t, nil
 }
 
+// without is the trust for what lies behind a host that showed this key: a pin names no
+// host, and a jump host must not pass for the target (CONTRACT G7).
+func (t *Trust) without(fingerprint string) *Trust {
+	return &Trust{lines: t.lines, pins: slices.DeleteFunc(slices.Clone(t.pins), func(p string) bool { return p == fingerprint })}
+}
+
 func hashedForm(h string) bool {
 	_, _, ok := splitHashed(h)
 	return ok

@@ -4,6 +4,7 @@ package sources
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"waybill/inject"
@@ -31,12 +32,13 @@ const remoteRefresh = 5 * time.Minute
 // Build sets the sources of credentials that have a spec and none yet. It asks nobody:
 // what is wrong with a store shows when a secret is fetched.
 func Build(creds []inject.Credential, env Environment) error {
-	hide := env.Hide
+	hide := slices.Clone(env.Hide)
 	for i := range creds {
 		if creds[i].Spec != nil {
 			hide = append(hide, creds[i].Spec.EnvNames()...)
 		}
 	}
+	inject.HideEnv(hide...) // commands that an earlier configuration made, too
 	b := builder{env: env, hide: hide}
 	for i := range creds {
 		if creds[i].Source != nil || creds[i].Spec == nil {
