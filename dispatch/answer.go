@@ -116,6 +116,9 @@ func (r *Record) Evidence() outcome.Evidence {
 		ev.Carried = &outcome.Carried{BytesOut: u.BytesOut, BytesIn: u.BytesIn}
 		ev.Redacted += u.Redacted
 	}
+	if e := a.End; e != nil && e.Hop != "" {
+		ev.Hop, ev.HopStatus, ev.ReceivedProxyStatus = e.Hop, e.HopStatus, e.ProxyStatus
+	}
 	ev.ResponseComplete = a.Complete
 	if e := a.End; e != nil && ev.Source != "" {
 		ev.ProtocolProof, ev.StatusLine = e.Proof, e.StatusLine

@@ -53,6 +53,9 @@ func (a *action) authorise(ctx context.Context) *Refusal {
 		used.Version = join(used.Version, got.Shown())
 		used.Mode = join(used.Mode, mode)
 	}
+	if refused := a.authoriseProxy(ctx); refused != nil {
+		return refused
+	}
 	if used.ID != "" {
 		a.credential = &used
 		a.identity = used.ID + "@" + used.Version
@@ -62,6 +65,33 @@ func (a *action) authorise(ctx context.Context) *Refusal {
 		// (Negotiate, NTLM): it is not shared with another caller (V4, RFC 9110 §3.3).
 		a.identity += " caller " + a.s.Caller.ID
 	}
+	return nil
+}
+
+// authoriseProxy obtains the credential of the upstream proxy. It is no part of the
+// request: no field of it holds it, and no approval covers it.
+func (a *action) authoriseProxy(ctx context.Context) *Refusal {
+	a.proxyAuthorization, a.proxyVersion = "", ""
+	p := a.route.Upstream.Proxy
+	if p == nil || p.Credential == "" {
+		return nil
+	}
+	in := &routes.Injection{Credential: p.Credential}
+	start := time.Now()
+	got, err := a.binding.Credentials.Resolve(ctx, p.Credential)
+	a.p.measureFetch(p.Credential, &got, err, time.Since(start))
+	if err != nil {
+		return a.credentialRefusal(in, err)
+	}
+	tmpl, err := a.p.template("Basic ${basic:" + p.User + "}")
+	if err != nil {
+		return a.credentialRefusal(in, err)
+	}
+	value, err := tmpl.Render(got.Secret)
+	if err != nil {
+		return a.credentialRefusal(in, err)
+	}
+	a.proxyAuthorization, a.proxyVersion = value, got.ID+"@"+got.Shown()
 	return nil
 }
 

@@ -233,6 +233,10 @@ type Ended struct {
 	Source        outcome.Source `json:"source,omitempty"`
 	Proof         string         `json:"proof,omitempty"`       // G8
 	StatusLine    string         `json:"status_line,omitempty"` // of a malformed answer, capped
+	// Hop is the proxy whose answer this was, with its status and Proxy-Status (G10).
+	Hop         string `json:"hop,omitempty"`
+	HopStatus   int    `json:"hop_status,omitempty"`
+	ProxyStatus string `json:"proxy_status,omitempty"`
 	// RetryAfter is the time that a complete answer gave (G5).
 	RetryAfter time.Duration `json:"retry_after,omitempty"`
 	// Speaks: the contract says that this refusal resolves the earlier attempts, too (A10).

@@ -100,7 +100,7 @@ func (a *action) again(ctx context.Context, next *Outgoing, end *Ending, sink *r
 		rest = restRepeatable
 	}
 	tctx, cancel := context.WithTimeout(ctx, a.route.Limits.Connect)
-	conn, err := a.p.cfg.Transport.Connect(tctx, &Order{Target: next.Target, Upstream: &a.route.Upstream, Identity: a.identity, Certificate: a.certificate, MaxRest: rest})
+	conn, err := a.p.cfg.Transport.Connect(tctx, a.order(next.Target, rest))
 	cancel()
 	if err != nil {
 		s := setupError(err)

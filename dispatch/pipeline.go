@@ -184,6 +184,8 @@ type action struct {
 	followed    int     // redirects within the origin (R2)
 	late        []Event // tries that failed after an answer was there
 	setup       *SetupError
+	// For the route's upstream proxy: the field value, and the credential's id and version.
+	proxyAuthorization, proxyVersion string
 	claimed     bool
 	accepted    Accepted
 	recorded    bool   // ACTION_ACCEPTED was appended
@@ -692,7 +694,8 @@ const (
 
 // connect makes the connection, in bounded and recorded tries (CONTRACT E7, E8).
 func (a *action) connect(ctx context.Context) (Conn, *Reply) {
-	order := &Order{Target: a.out.Target, Upstream: &a.route.Upstream, Identity: a.identity, Certificate: a.certificate, MaxRest: restUnsafe, HTTP1: a.out.Upgrade != ""}
+	order := a.order(a.out.Target, restUnsafe)
+	order.HTTP1 = a.out.Upgrade != ""
 	if a.repeatable {
 		order.MaxRest = restRepeatable
 	}
@@ -722,15 +725,26 @@ func (a *action) connect(ctx context.Context) (Conn, *Reply) {
 		f := setupFacts(a.setup)
 		a.p.cfg.Logger.Debug("connection setup failed", slog.String("action", a.id.String()), slog.String("code", f.Code.String()), slog.Any("stage", string(a.setup.Stage)), slog.Any("reason", a.setup.Reason))
 		if !control.Off("E7-every-try-recorded") {
-			a.add(Event{Type: AttemptFailed, Attempt: a.tries, Ended: &Ended{Facts: f, Stage: a.setup.Stage, Reason: a.setup.Reason, Source: outcome.TransportObserved, Peer: a.setup.Peer}})
+			a.add(Event{Type: AttemptFailed, Attempt: a.tries, Ended: &Ended{Facts: f, Stage: a.setup.Stage, Reason: a.setup.Reason, Source: outcome.TransportObserved, Peer: a.setup.Peer,
+				Hop: a.setup.Hop, HopStatus: a.setup.HopStatus, ProxyStatus: a.setup.ProxyStatus}})
 		}
-		if f.Retry != outcome.Backoff || a.tries-a.base >= l.Tries || whole.Err() != nil || !pause(whole, a.tries-a.base) {
+		if a.setup.Final || f.Retry != outcome.Backoff || a.tries-a.base >= l.Tries || whole.Err() != nil || !pause(whole, a.tries-a.base) {
 			if gone(ctx) {
 				return nil, a.refuse(a.cancelled(outcome.ConnectionSetup))
 			}
 			return nil, a.refuse(&Refusal{Facts: f, Reason: a.setup.Reason, Stage: a.setup.Stage, Detail: a.setup.Detail})
 		}
 	}
+}
+
+// order is the connection that is wanted. The proxy's credential separates pools as the
+// origin's does.
+func (a *action) order(target routes.Target, rest time.Duration) *Order {
+	identity := a.identity
+	if a.proxyVersion != "" {
+		identity += " proxy " + a.proxyVersion
+	}
+	return &Order{Target: target, Upstream: &a.route.Upstream, Identity: identity, Certificate: a.certificate, ProxyAuthorization: a.proxyAuthorization, MaxRest: rest}
 }
 
 func setupError(err error) *SetupError {

@@ -37,6 +37,9 @@ type Order struct {
 	// Certificate is the client certificate of this connection; nil: none. Identity names
 	// it: a connection made under one is never used under another (E6).
 	Certificate *tls.Certificate
+	// ProxyAuthorization is the field value for the route's upstream proxy, a secret; "":
+	// none. It goes to the proxy alone.
+	ProxyAuthorization string
 	// MaxRest is the longest rest after which a pooled connection may still be
 	// reused; 0: a fresh connection. A broken write on a reused one is unknown (E3),
 	// so operations that are not repeatable ask for little.
@@ -129,7 +132,13 @@ type SetupError struct {
 	AlertID   int           // TLS alert received; 0: none
 	AlertName string
 	Peer      *outcome.Peer
-	Err       error // for the log only; may quote peers (L2)
+	// Hop is who failed where not the origin, with the status and Proxy-Status that it
+	// answered (CONTRACT G10); "": nobody answered, or the origin's side.
+	Hop         string
+	HopStatus   int
+	ProxyStatus string
+	Final       bool  // another try would meet the same refusal
+	Err         error // for the log only; may quote peers (L2)
 }
 
 // Error names the code and the stage, never what the peer said.

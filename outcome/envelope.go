@@ -192,6 +192,7 @@ type Evidence struct {
 	ProtocolProof  string `json:"protocol_proof,omitempty"` // the frame or alert of G8
 
 	Hop                 string `json:"hop,omitempty"`                   // who answered, where not the origin (G10)
+	HopStatus           int    `json:"hop_status,omitempty"`            // what that hop answered about its own attempt (G10)
 	ReceivedProxyStatus string `json:"received_proxy_status,omitempty"` // G10
 
 	// Of a command over SSH (G9).
@@ -262,6 +263,8 @@ type Peer struct {
 	LeafDigest  string `json:"leaf_digest,omitempty"`  // "sha256:…" of the DER leaf
 	ChainDigest string `json:"chain_digest,omitempty"` // "sha256:…" over the verified chain
 	HostKey     string `json:"host_key,omitempty"`     // SSH fingerprint
+	// Proxy is the upstream proxy the connection was tunnelled through; Address is its own.
+	Proxy string `json:"proxy,omitempty"`
 }
 
 // Idempotency is what is recorded of a remote key contract (CONTRACT I2).

@@ -4,6 +4,8 @@
 package routes
 
 import (
+	"errors"
+	"strings"
 	"time"
 
 	"waybill/outcome"
@@ -159,6 +161,39 @@ type Upstream struct {
 	Resolve map[string]string
 	// AllowPrivate permits private address ranges, never link-local ones (V3).
 	AllowPrivate bool
+	// Proxy tunnels every connection of the route (CONNECT); nil: direct.
+	Proxy *Proxy `json:",omitempty"`
+}
+
+// Proxy is an upstream HTTP proxy. The origin is verified inside of its tunnel.
+type Proxy struct {
+	Scheme string // "http" or "https": how the proxy itself is spoken to
+	Host   string // canonical, as of a Target
+	Port   int
+	// User and Credential make Proxy-Authorization: Basic, with the credential as the
+	// password; "": none.
+	User       string `json:",omitempty"`
+	Credential string `json:",omitempty"`
+	// RootsPEM are further trust anchors for an https proxy; empty: the system's.
+	RootsPEM []byte `json:",omitempty"`
+	// AllowPrivate permits private addresses behind the proxy's name (V3).
+	AllowPrivate bool `json:",omitzero"`
+}
+
+// Origin returns the proxy as "http://proxy.example:3128", without credentials.
+func (p *Proxy) Origin() string { return Target{p.Scheme, p.Host, p.Port}.Origin() }
+
+func (p *Proxy) check(u *Upstream) error {
+	host, err := ParseHost(bracketed(p.Host))
+	switch {
+	case p.Scheme != "http" && p.Scheme != "https" || err != nil || host != p.Host || p.Port < 1 || p.Port > 65535:
+		return errors.New("an upstream proxy is no origin")
+	case (p.User == "") != (p.Credential == "") || strings.ContainsAny(p.User, ":${}") || !printable(p.User):
+		return errors.New("an upstream proxy needs user and credential, or neither")
+	case u.AllowPlaintext:
+		return errors.New("plaintext through an upstream proxy would show it everything")
+	}
+	return nil
 }
 
 // Limits bound one action. Sizes in bytes. Zero means the default.

@@ -217,6 +217,14 @@ func (r *Route) check() error {
 	if r.SSH != nil && r.Deny {
 		return errors.New("a route for commands does not refuse: what no rule takes is refused")
 	}
+	if p := r.Upstream.Proxy; p != nil {
+		if err := p.check(&r.Upstream); err != nil {
+			return err
+		}
+		if r.SSH != nil {
+			return errors.New("commands do not go through an HTTP proxy")
+		}
+	}
 	if err := r.checkContract(); err != nil {
 		return err
 	}
@@ -291,6 +299,11 @@ func (r *Route) clone() Route {
 	c.Approval = r.Approval.clone()
 	c.Upstream.RootsPEM = cloneSlice(r.Upstream.RootsPEM)
 	c.Upstream.Pins = cloneSlice(r.Upstream.Pins)
+	if p := r.Upstream.Proxy; p != nil {
+		q := *p
+		q.RootsPEM = cloneSlice(p.RootsPEM)
+		c.Upstream.Proxy = &q
+	}
 	c.SSH = r.SSH.clone()
 	c.Upstream.Resolve = nil
 	if len(r.Upstream.Resolve) > 0 {

@@ -37,16 +37,9 @@ func fail(code outcome.Code, stage outcome.Stage, reason string, err error) *dis
 func (t *Transport) resolve(ctx context.Context, o *dispatch.Order) ([]netip.AddrPort, error) {
 	port := uint16(o.Target.Port) //nolint:gosec // routes.Target ports are 1..65535
 	if pin, ok := o.Upstream.Resolve[o.Target.Host]; ok {
-		ap, err := netip.ParseAddrPort(pin)
+		ap, err := fixed(pin, o.Target.Port)
 		if err != nil {
-			a, aerr := netip.ParseAddr(strings.Trim(pin, "[]"))
-			if aerr != nil {
-				return nil, fail(outcome.CodeDNSError, "", "bad_resolve_entry", aerr)
-			}
-			ap = netip.AddrPortFrom(a, port)
-		}
-		if reason := pinnedReason(ap.Addr()); reason != "" {
-			return nil, fail(outcome.CodeDestinationProhibited, outcome.StageDNS, reason, nil)
+			return nil, err
 		}
 		return []netip.AddrPort{ap}, nil
 	}
@@ -71,6 +64,22 @@ func (t *Transport) resolve(ctx context.Context, o *dispatch.Order) ([]netip.Add
 		return nil, fail(outcome.CodeDNSNoSuchName, "", "no_address", nil)
 	}
 	return out, nil
+}
+
+// fixed reads and judges an entry of upstream.resolve.
+func fixed(pin string, port int) (netip.AddrPort, error) {
+	ap, err := netip.ParseAddrPort(pin)
+	if err != nil {
+		a, aerr := netip.ParseAddr(strings.Trim(pin, "[]"))
+		if aerr != nil {
+			return ap, fail(outcome.CodeDNSError, "", "bad_resolve_entry", aerr)
+		}
+		ap = netip.AddrPortFrom(a, uint16(port)) //nolint:gosec // routes.Target ports are 1..65535
+	}
+	if reason := pinnedReason(ap.Addr()); reason != "" {
+		return ap, fail(outcome.CodeDestinationProhibited, outcome.StageDNS, reason, nil)
+	}
+	return ap, nil
 }
 
 func dnsError(ctx context.Context, err error) error {

@@ -168,6 +168,7 @@ func requirements(u *routes.Upstream) [sha256.Size]byte {
 		put(h, []byte(k))
 		put(h, []byte(u.Resolve[k]))
 	}
+	putProxy(func(b []byte) { put(h, b) }, u.Proxy)
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
@@ -188,15 +189,14 @@ func (t *Transport) Connect(ctx context.Context, o *dispatch.Order) (dispatch.Co
 	if c := t.take(key, o.MaxRest); c != nil {
 		return c, nil
 	}
-	addrs, err := t.resolve(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	tcp, err := t.dialTCP(ctx, addrs)
+	tcp, err := t.Dial(ctx, o)
 	if err != nil {
 		return nil, err
 	}
 	c := &conn{t: t, key: key, id: t.boot + "-" + strconv.FormatUint(t.next.Add(1), 36), stage: outcome.StageTCPConnect}
+	if o.Upstream.Proxy != nil {
+		c.stage = outcome.StageProxyTunnel
+	}
 	c.tap = &tap{Conn: tcp}
 	var state *tls.ConnectionState
 	if o.Target.Scheme == "https" {
@@ -217,6 +217,10 @@ func (t *Transport) Connect(ctx context.Context, o *dispatch.Order) (dispatch.Co
 		raw := &rawConn{Conn: tcp}
 		secured, err := t.handshake(ctx, raw, cfg, o.Target.Host)
 		if err != nil {
+			var s *dispatch.SetupError
+			if errors.As(err, &s) {
+				s.Stage = c.stage // E2
+			}
 			return nil, err
 		}
 		cs := secured.ConnectionState()
@@ -225,6 +229,9 @@ func (t *Transport) Connect(ctx context.Context, o *dispatch.Order) (dispatch.Co
 		c.tap = &tap{Conn: secured, raw: raw, h2: cs.NegotiatedProtocol == "h2"}
 	}
 	c.peer = peerOf(tcp.RemoteAddr().String(), state)
+	if p := o.Upstream.Proxy; p != nil {
+		c.peer.Proxy = p.Origin() // Address is the proxy's
+	}
 	c.tap.idle = c.proven
 	if c.tap.raw != nil {
 		c.tap.raw.wire = c.tap.wire
@@ -242,8 +249,12 @@ func (t *Transport) Connect(ctx context.Context, o *dispatch.Order) (dispatch.Co
 	return c, nil
 }
 
-// Dial returns a bare TCP connection for a blind tunnel, under the address policy.
+// Dial returns a bare TCP connection, or a tunnel through the route's proxy, under the
+// address policy.
 func (t *Transport) Dial(ctx context.Context, o *dispatch.Order) (net.Conn, error) {
+	if o.Upstream.Proxy != nil {
+		return t.throughProxy(ctx, o)
+	}
 	addrs, err := t.resolve(ctx, o)
 	if err != nil {
 		return nil, err

@@ -32,8 +32,7 @@ var (
 		keys: []string{"repeatable", "refused_before_execution", "close_delimited", "end_marker", "idempotency", "conditional", "responses", "retry", "on_repeat", "reconcile", "async", "batch", "marker"},
 	}
 	upstreamSchema = schema{
-		keys:    []string{"scheme", "roots", "roots_only", "pins", "resolve", "allow_private", "allow_plaintext", "refuse_plaintext"},
-		unbuilt: map[string][]string{"proxy": {"none"}},
+		keys:    []string{"scheme", "roots", "roots_only", "pins", "resolve", "allow_private", "allow_plaintext", "refuse_plaintext", "proxy"},
 		hints:   map[string]string{"insecure": "certificates are always verified; write roots: with the CA of the service", "insecure_skip_verify": "certificates are always verified; write roots: with the CA of the service"},
 	}
 	limitsSchema = schema{keys: []string{"request", "buffer", "response", "timeout", "idle", "hold", "connect", "tries", "duplicates", "retention", "rate", "burst", "concurrent"}}
@@ -48,7 +47,7 @@ func homeOf(key string) string {
 		{"the top level", rootSchema},
 		{"a route", routeSchema}, {"match of a route", matchSchema}, {"an entry of inject", injectSchema}, {"ssh of a route", sshSchema}, {"an entry of commands", commandSchema}, {"approval of a route", approvalSchema}, {"an entry of when", approvalRuleSchema}, {"contract of a route", contractSchema}, {"idempotency of a contract", idempotencySchema}, {"retry of a contract", retrySchema},
 		{"upstream of a route", upstreamSchema}, {"limits of a route", limitsSchema}, {"listen", listenSchema}, {"from of a credential", sourceSchema},
-		{"reconcile of a contract", reconcileSchema}, {"async of a contract", asyncSchema}, {"batch of a contract", batchSchema},
+		{"proxy of upstream", upstreamProxySchema}, {"reconcile of a contract", reconcileSchema}, {"async of a contract", asyncSchema}, {"batch of a contract", batchSchema},
 	} {
 		if _, unbuilt := s.s.unbuilt[key]; unbuilt || contains(s.s.keys, key) {
 			return s.name
@@ -161,7 +160,7 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) (rt rout
 	}
 	rt.Dialect = dialects[o.enum("dialect", names...)]
 	if n, path, ok := o.get("upstream"); ok {
-		rt.Upstream = r.upstream(n, path, &rt)
+		rt.Upstream = r.upstream(n, path, &rt, creds)
 	}
 	if n, path, ok := o.get("limits"); ok {
 		rt.Limits = r.limits(n, path)
@@ -399,7 +398,7 @@ func (r *reader) routeCallers(o *object, callers []Caller) []string {
 	return list
 }
 
-func (r *reader) upstream(n *yaml.Node, path string, rt *routes.Route) routes.Upstream {
+func (r *reader) upstream(n *yaml.Node, path string, rt *routes.Route, creds *credentials) routes.Upstream {
 	var u routes.Upstream
 	o := r.object(n, path, upstreamSchema)
 	if o == nil {
@@ -433,6 +432,7 @@ func (r *reader) upstream(n *yaml.Node, path string, rt *routes.Route) routes.Up
 	if n, path, ok := o.get("resolve"); ok {
 		u.Resolve = r.resolve(n, path, rt)
 	}
+	u.Proxy = r.upstreamProxy(o, &u, creds)
 	return u
 }
 

@@ -120,6 +120,10 @@ func (r *reader) ssh(route *object, n *yaml.Node, path string, rt *routes.Route,
 			}
 		}
 	}
+	if rt.Upstream.Proxy != nil {
+		up, upath, _ := route.get("upstream")
+		r.fail(up, join(upath, "proxy"), "does not go with ssh:", "remove it; ssh.jump leads through another host")
+	}
 	if rt.Limits.Connect == 0 {
 		rt.Limits.Connect = routes.DefaultSSHDeadline
 	}
