@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"net/http"
 
 	"github.com/spf13/cobra"
@@ -21,32 +20,43 @@ actions nothing is kept: whoever sent the request sends it again with
 "Waybill-Retry-Of: ID". The exit code is 1 when the repeat was refused.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeIDs(a),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			id, err := parseID(args[0])
-			if err != nil {
-				return err
-			}
-			data, err := a.dataDir()
-			if err != nil {
-				return err
-			}
-			client, err := a.running(cmd.Context(), data)
-			if errors.Is(err, errNotRunning) {
-				return fail(exitUnavailable, "retry: no proxy runs; start it with \"waybill serve\"")
-			}
-			if err != nil {
-				return err
-			}
-			var doc actionDocument
-			if err := client.get(cmd.Context(), http.MethodPost, "/v1/actions/"+id.String()+"/retry", nil, nil, &doc); err != nil {
-				return err
-			}
-			if asJSON {
-				return printJSON(a.stdout, doc)
-			}
-			return printAction(a.stdout, newStyler(a, a.stdout), fullAction{actionDocument: doc})
-		},
+		RunE:              func(cmd *cobra.Command, args []string) error { return a.onAction(cmd, args[0], "retry", asJSON) },
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+func newAck(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "ack ID",
+		Short: "Record that the caller has the whole result of an action",
+		Long: `Record that whoever sent a request has its whole result. Until then the result counts
+as not delivered: writing an answer to a connection proves nothing of its arrival. The
+outcome does not change, and acknowledging twice changes nothing.`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeIDs(a),
+		RunE:              func(cmd *cobra.Command, args []string) error { return a.onAction(cmd, args[0], "ack", asJSON) },
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// onAction asks the running proxy to do something with an action and prints what became
+// of it.
+func (a *app) onAction(cmd *cobra.Command, text, verb string, asJSON bool) error {
+	id, err := parseID(text)
+	if err != nil {
+		return err
+	}
+	return a.withProxy(cmd.Context(), func(c *adminClient) error {
+		var doc actionDocument
+		if err := c.get(cmd.Context(), http.MethodPost, "/v1/actions/"+id.String()+"/"+verb, nil, nil, &doc); err != nil {
+			return err
+		}
+		if asJSON {
+			return printJSON(a.stdout, doc)
+		}
+		return printAction(a.stdout, newStyler(a, a.stdout), fullAction{actionDocument: doc})
+	})
 }

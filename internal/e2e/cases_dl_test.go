@@ -59,6 +59,15 @@ func casesDelivery(t *testing.T, b *bed) {
 				}
 			}
 			b.crossings(t, s, want{facts: "result_delivery", host: payHost, path: path, arrivals: 1})
+			// Whoever has it says so, once or twice (H6); the attempt was made once.
+			for range 2 {
+				if code, out, errs := b.cli("ack", id, "--json"); code != 0 || !strings.Contains(out, `"delivered": true`) {
+					t.Errorf("waybill ack: %d %s %s", code, out, errs)
+				}
+			}
+			if got := text(b.tell(t, id).Envelope.Facts()); got != success {
+				t.Errorf("acknowledged: %s", got)
+			}
 		}
 	})
 }

@@ -178,8 +178,12 @@ func TestKeysUnderKills(t *testing.T) {
 		if rem.total > dispatched[name] || arrivals > dispatched[name] {
 			t.Errorf("%s: %d effects and %d arrivals of %d dispatches (F6)", name, rem.total, arrivals, dispatched[name])
 		}
+		// Without a contract nothing recognises a client that repeats what was committed and
+		// whose answer the kill took from it (O3 guards the unresolved); with one it is the
+		// recorded answer (I9).
+		once := name != "ignores"
 		for key, n := range rem.effects {
-			if n > 1 {
+			if n > 1 && once {
 				t.Errorf("%s: %d effects of one operation", key, n)
 			}
 		}
@@ -187,7 +191,7 @@ func TestKeysUnderKills(t *testing.T) {
 			t.Errorf("%s: %d repeats carried another request (I3)", name, rem.mismatch)
 		}
 		for key := range made {
-			if strings.HasPrefix(key, name) && rem.effects[key] != 1 {
+			if strings.HasPrefix(key, name) && (rem.effects[key] < 1 || once && rem.effects[key] > 1) {
 				t.Errorf("%s is finished and has %d effects", key, rem.effects[key])
 			}
 		}
