@@ -32,7 +32,10 @@ func TestActionsByFacts(t *testing.T) {
 # TYPE waybill_actions_total counter
 waybill_actions_total{code="CONNECTION_REFUSED",outcome="not_attempted",phase="connection_setup",retry="backoff",route="pay"} 3
 waybill_actions_total{code="REMOTE_OUTCOME_UNKNOWN",outcome="unknown",phase="remote_execution",retry="reconcile",route="pay"} 1
+waybill_actions_total{code="REMOTE_RESULT_INCOMPLETE",outcome="unknown",phase="remote_execution",retry="reconcile",route="pay"} 0
+waybill_actions_total{code="REMOTE_TIMEOUT",outcome="unknown",phase="remote_execution",retry="reconcile",route="pay"} 0
 waybill_actions_total{code="none",outcome="committed",phase="remote_execution",retry="never",route="none"} 1
+waybill_actions_total{code="none",outcome="committed",phase="remote_execution",retry="never",route="pay"} 0
 `
 	if err := testutil.GatherAndCompare(m.Gatherer(), strings.NewReader(want), "waybill_actions_total"); err != nil {
 		t.Error(err)

@@ -511,6 +511,13 @@ func TestDestinations(t *testing.T) {
 	want := f.log.last
 	for c := (Checkpoint{}); c.Records != want.Records; c = <-got {
 	}
+	// Each destination is sent to by itself, the server may be ahead of the others.
+	for end := time.Now().Add(20 * time.Second); f.Status().Delivered[0].Records != want.Records || f.Status().Delivered[1].Records != want.Records; {
+		if time.Now().After(end) {
+			t.Fatalf("%+v", f.Status().Delivered)
+		}
+		time.Sleep(time.Millisecond)
+	}
 	stop()
 	sending.Wait()
 	for _, path := range []string{file, out} {
