@@ -9,6 +9,7 @@ import (
 	"io"
 	"iter"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -47,9 +48,28 @@ type Action struct {
 	Delivered       bool            `json:"delivered"`
 	Status          int             `json:"status,omitempty"` // of the stored result
 	Durability      string          `json:"durability,omitempty"`
+	// Link says which action this one was started for; nil for one of a caller.
+	Link *Link `json:"link,omitempty"`
 
-	// Envelope is set by Action, Find and Wait, not in lists.
+	// Envelope is set where one action is returned, not in lists. Its evidence has the
+	// approval, the job and what was found out later (Resolutions).
 	Envelope *outcome.Envelope `json:"envelope,omitempty"`
+	// Items are the parts of a batch, each with facts of its own (CONTRACT F7); not in lists.
+	Items []Item `json:"items,omitempty"`
+}
+
+// Link is why an action was started that no caller sent.
+type Link struct {
+	Kind string `json:"kind"` // reconcile, job or poll
+	Of   string `json:"of"`   // the action it was started for
+}
+
+// Item is one part of a batch (CONTRACT F7).
+type Item struct {
+	Index int    `json:"index"` // from 0, in the order of the request
+	ID    string `json:"id,omitempty"`
+	outcome.Facts
+	Status int `json:"status,omitempty"`
 }
 
 // Facts returns the facts of the action. Of one that still runs the advice is to ask
@@ -87,7 +107,7 @@ func (f *Filter) query() url.Values {
 	}
 	set("code", f.Code.String())
 	if !f.Since.IsZero() {
-		set("since", f.Since.UTC().Format(time.RFC3339))
+		set("since", f.Since.UTC().Format(time.RFC3339Nano)) // as "waybill actions" sends it
 	}
 	if f.OpenOnly {
 		set("open", "true")
@@ -101,14 +121,22 @@ func (f *Filter) query() url.Values {
 // Action returns one action. For an id that the proxy does not know for this caller
 // the error wraps ErrNotFound.
 func (c *Client) Action(ctx context.Context, id string) (*Action, error) {
+	return c.action(ctx, http.MethodGet, actionPath(id), nil, nil)
+}
+
+func actionPath(id string) string { return "/v1/actions/" + url.PathEscape(id) }
+
+// action asks for the document of one action.
+func (c *Client) action(ctx context.Context, method, path string, q url.Values, h http.Header) (*Action, error) {
 	var doc struct {
 		Action   Action           `json:"action"`
 		Envelope outcome.Envelope `json:"envelope"`
+		Items    []Item           `json:"items"`
 	}
-	if err := c.document(ctx, http.MethodGet, "/v1/actions/"+url.PathEscape(id), nil, &doc); err != nil {
+	if err := c.document(ctx, method, path, q, h, &doc); err != nil {
 		return nil, err
 	}
-	doc.Action.Envelope = &doc.Envelope
+	doc.Action.Envelope, doc.Action.Items = &doc.Envelope, doc.Items
 	return &doc.Action, nil
 }
 
@@ -127,7 +155,7 @@ func (c *Client) Find(ctx context.Context, requestID string) (*Action, error) {
 // Actions iterates over this caller's actions, newest first. It ends after an error.
 func (c *Client) Actions(ctx context.Context, f Filter) iter.Seq2[*Action, error] {
 	return func(yield func(*Action, error) bool) {
-		resp, err := c.api(ctx, http.MethodGet, "/v1/actions", f.query())
+		resp, err := c.api(ctx, http.MethodGet, "/v1/actions", f.query(), nil)
 		if err != nil {
 			yield(nil, err)
 			return
@@ -155,20 +183,6 @@ func (c *Client) Actions(ctx context.Context, f Filter) iter.Seq2[*Action, error
 	}
 }
 
-// Wait returns an action when it has ended. The context ends the waiting, with the
-// action as it was last seen beside the context's error.
-func (c *Client) Wait(ctx context.Context, id string) (*Action, error) {
-	for delay := firstAsk; ; delay = min(2*delay, lastAsk) {
-		a, err := c.Action(ctx, id)
-		if err != nil || a.Ended {
-			return a, err
-		}
-		if !sleep(ctx, delay) {
-			return a, context.Cause(ctx)
-		}
-	}
-}
-
 // Result fetches the stored answer of an action. It never executes anything and may be
 // repeated (CONTRACT H3). Where there is no complete result the error is an *Error with
 // the envelope: RESULT_PENDING while the action runs, RESULT_EXPIRED, or what the
@@ -188,7 +202,7 @@ func (c *Client) Result(ctx context.Context, id string) (*Response, error) {
 // openResult begins reading a stored result. What tells it from an envelope are
 // Waybill's fields: the status is the origin's own in one case and Waybill's in the other.
 func (c *Client) openResult(ctx context.Context, id string) (*http.Response, outcome.Facts, error) {
-	resp, err := c.api(ctx, http.MethodGet, "/v1/actions/"+url.PathEscape(id)+"/result", nil)
+	resp, err := c.api(ctx, http.MethodGet, actionPath(id)+"/result", nil, nil)
 	if err != nil {
 		return nil, outcome.Facts{}, err
 	}
@@ -204,11 +218,11 @@ func (c *Client) openResult(ctx context.Context, id string) (*http.Response, out
 // matters for how long the result is kept, not for the outcome. Repeating it changes
 // nothing.
 func (c *Client) Ack(ctx context.Context, id string) error {
-	return c.document(ctx, http.MethodPost, "/v1/actions/"+url.PathEscape(id)+"/ack", nil, nil)
+	return c.document(ctx, http.MethodPost, actionPath(id)+"/ack", nil, nil, nil)
 }
 
 // api sends one request to the caller API. Its errors wrap ErrUnanswered.
-func (c *Client) api(ctx context.Context, method, path string, q url.Values) (*http.Response, error) {
+func (c *Client) api(ctx context.Context, method, path string, q url.Values, h http.Header) (*http.Response, error) {
 	u := *c.proxy
 	u.Path, u.RawPath, u.RawQuery = "", "", q.Encode()
 	u.Opaque = ""
@@ -222,6 +236,7 @@ func (c *Client) api(ctx context.Context, method, path string, q url.Values) (*h
 		req.URL.Path = p
 	}
 	req.Host = apiHost
+	maps.Copy(req.Header, h)
 	if c.auth != "" {
 		req.Header["Authorization"] = []string{c.auth}
 	}
@@ -233,8 +248,8 @@ func (c *Client) api(ctx context.Context, method, path string, q url.Values) (*h
 }
 
 // document asks for one JSON document.
-func (c *Client) document(ctx context.Context, method, path string, q url.Values, v any) error {
-	resp, err := c.api(ctx, method, path, q)
+func (c *Client) document(ctx context.Context, method, path string, q url.Values, h http.Header, v any) error {
+	resp, err := c.api(ctx, method, path, q, h)
 	if err != nil {
 		return err
 	}
@@ -270,10 +285,22 @@ func apiFailure(resp *http.Response) error {
 	return &Error{Envelope: env, Source: FromBody, Status: resp.StatusCode, Header: resp.Header, Body: body, RetryAfter: retryAfter(resp.Header)}
 }
 
+// asking is how the action of a submission is found after a loss: by its request id, or,
+// where its id is known, by that.
+func (c *Client) asking(requestID, id string) func(context.Context) (*Action, error) {
+	return func(ctx context.Context) (*Action, error) {
+		if id != "" {
+			return c.Action(ctx, id)
+		}
+		return c.Find(ctx, requestID)
+	}
+}
+
 // lost finds out what became of a submission whose connection was lost. Nothing is
-// sent again; only the stored answer may be fetched (Options.FetchLost).
-func (c *Client) lost(ctx context.Context, requestID string, cause error) (*Response, *Error) {
-	e := c.afterLoss(ctx, requestID, cause)
+// sent again; only the stored answer may be fetched (Options.FetchLost). id is the
+// action, where it is known.
+func (c *Client) lost(ctx context.Context, requestID, id string, cause error) (*Response, *Error) {
+	e := c.afterLoss(ctx, requestID, id, cause)
 	if f := e.Facts(); !c.o.FetchLost || f.Code != outcome.CodeDeliveryFailed || e.Envelope.InvocationID == "" {
 		return nil, e
 	}
@@ -287,30 +314,36 @@ func (c *Client) lost(ctx context.Context, requestID string, cause error) (*Resp
 
 // afterLoss asks for the action of a submission. What cannot be found out is unknown:
 // the request was handed over.
-func (c *Client) afterLoss(ctx context.Context, requestID string, cause error) *Error {
-	unknown := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.Reconcile, Code: outcome.CodeRemoteOutcomeUnknown}
+func (c *Client) afterLoss(ctx context.Context, requestID, id string, cause error) *Error {
+	unknown := func(code outcome.Code, reason, detail string, cause error) *Error {
+		f := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.Reconcile, Code: code}
+		e := clientError(requestID, f, reason, detail, cause)
+		if id != "" {
+			e.Envelope = outcome.NewEnvelope(id, f, detail, e.Envelope.Evidence)
+		}
+		return e
+	}
 	if ctx.Err() != nil {
 		// Leaving is no undo (CONTRACT F5): the proxy goes on with what it dispatched.
-		unknown.Code = outcome.CodeCallerCancelled
-		return clientError(requestID, unknown, "caller_gone", "The caller left before the answer came; the proxy goes on with what it has sent.", context.Cause(ctx))
+		return unknown(outcome.CodeCallerCancelled, "caller_gone", "The caller left before the answer came; the proxy goes on with what it has sent.", context.Cause(ctx))
 	}
-	c.o.Logger.Warn("connection to the proxy lost; asking for the action", slog.String("request_id", requestID))
-	a, err := c.ask(ctx, requestID)
+	c.o.Logger.Warn("connection to the proxy lost; asking for the action", slog.String("request_id", requestID), slog.String("action", id))
+	a, err := c.ask(ctx, c.asking(requestID, id))
 	switch {
 	case a != nil:
 		return &Error{Envelope: fetchable(*a.Envelope), Source: FromRecord, RequestID: requestID, Err: errors.Join(ErrLost, cause)}
 	case errors.Is(err, ErrNotFound):
-		return clientError(requestID, unknown, "action_not_found", "The connection to the proxy was lost, and the proxy has no record of the request; that proves nothing.", errors.Join(ErrLost, ErrNotFound, cause))
+		return unknown(outcome.CodeRemoteOutcomeUnknown, "action_not_found", "The connection to the proxy was lost, and the proxy has no record of the request; that proves nothing.", errors.Join(ErrLost, ErrNotFound, cause))
 	default:
-		return clientError(requestID, unknown, "proxy_unanswered", "The connection to the proxy was lost, and the proxy could not be asked about the request.", errors.Join(ErrLost, ErrUnanswered, cause))
+		return unknown(outcome.CodeRemoteOutcomeUnknown, "proxy_unanswered", "The connection to the proxy was lost, and the proxy could not be asked about the request.", errors.Join(ErrLost, ErrUnanswered, cause))
 	}
 }
 
-// ask finds the action of a request id after a loss. The proxy may be starting again,
+// ask looks for an action after a loss. The proxy may be starting again,
 // the request may still be on its way to a record, and the action may still run: ask
 // waits for each, within AskFor and SettleFor. An action that still runs in the end is
 // returned as it is.
-func (c *Client) ask(ctx context.Context, requestID string) (*Action, error) {
+func (c *Client) ask(ctx context.Context, look func(context.Context) (*Action, error)) (*Action, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.o.AskFor)
 	defer cancel()
 	var (
@@ -318,7 +351,7 @@ func (c *Client) ask(ctx context.Context, requestID string) (*Action, error) {
 		missing time.Time // since when the proxy answers that it knows no such action
 	)
 	for delay := firstAsk; ; delay = min(2*delay, lastAsk) {
-		a, err := c.Find(ctx, requestID)
+		a, err := look(ctx)
 		switch {
 		case err == nil && a.Ended:
 			return a, nil

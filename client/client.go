@@ -25,8 +25,12 @@ import (
 const (
 	fieldRequestID  = "Waybill-Request-Id"
 	fieldSupersedes = "Waybill-Supersedes"
+	fieldRetryOf    = "Waybill-Retry-Of"
 	fieldTimeout    = "Waybill-Timeout"
 )
+
+// fieldJob names the action that follows a job.
+const fieldJob = "Waybill-Job"
 
 const (
 	// maxEnvelopeBytes bounds what is read of an answer of Waybill's own.
@@ -98,6 +102,9 @@ type Response struct {
 	// Facts are Waybill's; zero without an InvocationID. In a streamed answer they are
 	// those of its beginning: Final has the others.
 	Facts outcome.Facts
+	// Job is the action that follows the work which the answer only accepted, or "": its
+	// outcome is that of the work (CONTRACT A7). See WaitJob.
+	Job string
 	// Replayed is the earlier action whose recorded result this is (CONTRACT I9), or "".
 	Replayed string
 	// Fetched: the answer was lost on the way and read from the journal (Options.FetchLost).
@@ -181,9 +188,15 @@ func (c *Client) do(req *http.Request, cl *call) (*Response, *Error) {
 	if cl.supersedes != "" {
 		c.o.Logger.Warn("unsafe repeat", slog.String("supersedes", cl.supersedes), slog.String("reason", cl.reason), slog.String("request_id", cl.requestID))
 	}
-	var earlier []string
+	var (
+		earlier []string
+		open    *Error // the last submission whose outcome is not known
+	)
 	for n := 1; ; n++ {
 		resp, fail := c.submit(req, cl, n)
+		if fail != nil && cl.retryOf != "" && fail.Facts().Code == outcome.CodeRetryRefused {
+			resp, fail = c.recorded(ctx, fail)
+		}
 		if fail != nil {
 			fail.Earlier = earlier
 			if gone := ctx.Err(); gone != nil && !errors.Is(fail, gone) {
@@ -194,17 +207,47 @@ func (c *Client) do(req *http.Request, cl *call) (*Response, *Error) {
 			resp.Submissions = n
 		}
 		traceOf(ctx).add(resp, fail)
-		wait, again := c.again(req, n, resp, fail)
+		wait, again := c.again(req, cl, n, resp, fail)
 		if !again || !sleep(ctx, wait) {
+			if fail != nil && open != nil && fail.Facts().Outcome == outcome.NotAttempted {
+				// The last repeat did nothing; what came before it may have (CONTRACT A9).
+				open.Last = fail
+				return nil, open
+			}
 			return resp, fail
 		}
 		f := factsOf(resp, fail)
+		switch {
+		case f.Outcome != outcome.Unknown:
+		case fail == nil: // an origin's answer that proves nothing
+			open = failureOf(resp.StatusCode, resp.Header, nil)
+			open.RequestID, open.Earlier = resp.RequestID, earlier
+		default:
+			open = fail
+			if cl.retryOf == "" && f.Retry == outcome.SameIdempotencyKey && !c.carriesKey(req, fail) {
+				cl.retryOf, cl.retryID = fail.Envelope.InvocationID, cl.submissionID(n)
+			}
+		}
 		c.o.Logger.Info("repeating", slog.String("request_id", cl.submissionID(n)), slog.String("code", f.Code.String()), slog.String("retry", f.Retry.String()), slog.Duration("after", wait))
 		if resp != nil {
 			_ = resp.Body.Close()
 		}
 		earlier = append(slices.Clone(earlier), cl.submissionID(n))
 	}
+}
+
+// recorded gives out the stored answer of an action that got one by other means before
+// its further attempt was asked for; else the refusal stands.
+func (c *Client) recorded(ctx context.Context, fail *Error) (*Response, *Error) {
+	if f := fail.Facts(); f.Outcome != outcome.Committed && f.Outcome != outcome.Rejected {
+		return nil, fail
+	}
+	r, err := c.Result(ctx, fail.Envelope.InvocationID)
+	if err != nil {
+		return nil, fail
+	}
+	r.RequestID, r.Replayed = fail.RequestID, r.InvocationID
+	return r, nil
 }
 
 func factsOf(resp *Response, fail *Error) outcome.Facts {
@@ -216,9 +259,12 @@ func factsOf(resp *Response, fail *Error) outcome.Facts {
 
 // again says whether the call may be sent once more, and after what time. What it
 // allows is never more than the advice does; limits apply after it (CONTRACT J4).
-func (c *Client) again(req *http.Request, n int, resp *Response, fail *Error) (time.Duration, bool) {
+func (c *Client) again(req *http.Request, cl *call, n int, resp *Response, fail *Error) (time.Duration, bool) {
 	f := factsOf(resp, fail)
-	if !permitted(f, c.carriesKey(req, fail)) || n > c.o.Repeats || req.Context().Err() != nil {
+	if cl.retryOf != "" && f.Code == outcome.CodeRetryRefused && fail != nil && fail.Envelope.Evidence.Reason != "too_early" {
+		return 0, false // the proxy has decided
+	}
+	if !permitted(f, c.carriesKey(req, fail) || c.keyOnRecord(req, cl, fail)) || n > c.o.Repeats || req.Context().Err() != nil {
 		return 0, false
 	}
 	if req.Body != nil && req.Body != http.NoBody && req.GetBody == nil {
@@ -274,6 +320,19 @@ func (c *Client) carriesKey(req *http.Request, fail *Error) bool {
 	return slices.ContainsFunc(c.o.KeyHeaders, func(name string) bool { return req.Header.Get(name) != "" })
 }
 
+// keyOnRecord reports whether the key is one that Waybill made: it is not in the request,
+// and only as a further attempt of its action (Waybill-Retry-Of) is the request sent with
+// that key once more. Sent by itself it would get another one, and take effect again.
+func (c *Client) keyOnRecord(req *http.Request, cl *call, fail *Error) bool {
+	if cl.retryOf != "" {
+		return true
+	}
+	if fail == nil || fail.Envelope.InvocationID == "" || fail.Envelope.Evidence.Idempotency == nil || fail.Envelope.Evidence.Idempotency.Key == "" {
+		return false
+	}
+	return !slices.ContainsFunc(c.o.KeyHeaders, func(name string) bool { return req.Header.Get(name) != "" })
+}
+
 func headerOf(resp *Response, fail *Error) http.Header {
 	if fail != nil {
 		return fail.Header
@@ -307,7 +366,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // submit sends the request once and finds out what became of it.
 func (c *Client) submit(req *http.Request, cl *call, n int) (*Response, *Error) {
-	id := cl.submissionID(n)
+	id := cl.reportedID(n)
 	var asked, carried atomic.Bool // for a connection; and there is one that can carry the request
 	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
 		GetConn: func(string) { asked.Store(true) },
@@ -332,7 +391,7 @@ func (c *Client) submit(req *http.Request, cl *call, n int) (*Response, *Error) 
 	case !carried.Load():
 		return nil, notSent(req.Context(), id, err)
 	default:
-		return c.lost(req.Context(), id, err)
+		return c.lost(req.Context(), id, cl.retryOf, err)
 	}
 }
 
@@ -353,16 +412,17 @@ func (c *Client) outgoing(req *http.Request, cl *call, n int) (*http.Request, er
 		out.Header = h
 	}
 	h[fieldRequestID] = []string{cl.submissionID(n)}
-	if cl.supersedes != "" {
+	switch {
+	case cl.retryOf != "":
+		h[fieldRetryOf] = []string{cl.retryOf}
+	case cl.supersedes != "":
 		h[fieldSupersedes] = []string{cl.supersedes}
 	}
 	if len(h["Te"]) == 0 {
 		h["Te"] = []string{"trailers"} // the outcome of a streamed answer comes after it (H9)
 	}
-	if deadline, ok := req.Context().Deadline(); ok && len(h[fieldTimeout]) == 0 {
-		if left := time.Until(deadline) - answerMargin; left >= time.Second {
-			h[fieldTimeout] = []string{strconv.FormatInt(int64(left/time.Second), 10)}
-		}
+	if len(h[fieldTimeout]) == 0 {
+		tellDeadline(req.Context(), h)
 	}
 	if out.URL.Scheme == "https" && !c.o.AbsoluteForm {
 		return out, nil
@@ -386,6 +446,15 @@ func (c *Client) outgoing(req *http.Request, cl *call, n int) (*http.Request, er
 		h["Proxy-Authorization"] = []string{c.auth}
 	}
 	return out, nil
+}
+
+// tellDeadline asks the proxy to answer, with the id, before the caller's deadline.
+func tellDeadline(ctx context.Context, h http.Header) {
+	if deadline, ok := ctx.Deadline(); ok {
+		if left := time.Until(deadline) - answerMargin; left >= time.Second {
+			h[fieldTimeout] = []string{strconv.FormatInt(int64(left/time.Second), 10)}
+		}
+	}
 }
 
 // notSent is a submission for which no connection came about: a boundary that was not
@@ -425,7 +494,7 @@ func (c *Client) received(req *http.Request, resp *http.Response, id string) (*R
 		return nil, ownAnswer(resp, id)
 	}
 	resp.Request = req
-	r := &Response{Response: resp, RequestID: id, Facts: facts, Replayed: resp.Header.Get(outcome.HeaderReplayed)}
+	r := &Response{Response: resp, RequestID: id, Facts: facts, Replayed: resp.Header.Get(outcome.HeaderReplayed), Job: resp.Header.Get(fieldJob)}
 	if known {
 		r.InvocationID = resp.Header.Get(outcome.HeaderInvocation)
 		resp.Body = &deliveredBody{ReadCloser: resp.Body, c: c, ctx: req.Context(), r: r}
@@ -470,7 +539,7 @@ func (b *deliveredBody) Read(p []byte) (int, error) {
 func (b *deliveredBody) broken(cause error) *Error {
 	f := b.r.Facts
 	if f.Outcome != outcome.Committed && f.Outcome != outcome.Rejected {
-		return b.c.afterLoss(b.ctx, b.r.RequestID, cause)
+		return b.c.afterLoss(b.ctx, b.r.RequestID, b.r.InvocationID, cause)
 	}
 	// The head said so, and it follows its durable record (H1).
 	f = outcome.Facts{Phase: outcome.ResultDelivery, Outcome: f.Outcome, Retry: outcome.FetchResult, Code: outcome.CodeDeliveryFailed}

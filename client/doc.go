@@ -7,7 +7,8 @@
 //     answer to HEAD), from the Waybill-* fields alone. No text is ever parsed.
 //   - A call is repeated only when the advice is backoff – after the time that
 //     Retry-After gives – or same_idempotency_key, with the key that the request
-//     carries; within Options.Repeats and the caller's deadline. Whoever wants to
+//     carries or, where Waybill made it, as a further attempt of the action
+//     (Waybill-Retry-Of); within Options.Repeats and the caller's deadline. Whoever wants to
 //     repeat an action whose outcome is unknown writes UnsafeRepeat(id, reason).
 //   - Every submission has a Waybill-Request-Id. When the connection to the proxy is
 //     lost on the way, nothing is sent again: the client asks what became of that
@@ -21,6 +22,6 @@
 // connection that dies is one on which net/http sends some requests again by itself
 // (CONTRACT F6), and one of which nobody knows whether a request arrived.
 //
-// SSH commands, approvals, reconciliation and further attempts of an action have no
-// caller API in this version of the proxy, and no functions here.
+// Commands over SSH (SSHExec), approvals and jobs (Wait, WaitResult, WaitJob), further
+// attempts (Retry) and questions to the remote side (Reconcile) have the same error.
 package client

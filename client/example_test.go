@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -32,6 +33,27 @@ func standIn() (proxy string, stop func()) {
 			return
 		}
 		f := outcome.Success()
+		switch {
+		case r.URL.Path == "/v1/ssh/exec":
+			outcome.Annotate(w.Header(), exampleAction, f, outcome.Shape{ReceivedStatus: http.StatusOK}, true)
+			_, _ = io.WriteString(w, `{"invocation_id":"`+exampleAction+`","outcome":"committed","exit_status":0,"stdout":"up 4 days\n","stderr":"","evidence":{"dispatch_started":true,"response_complete":true}}`)
+			return
+		case strings.HasPrefix(r.URL.Path, "/v1/actions/") && !strings.HasSuffix(r.URL.Path, "/result"):
+			// What was asked about, or waited for, turned out to have happened.
+			env := outcome.NewEnvelope(exampleAction, f, "", outcome.Evidence{DispatchStarted: true, ResponseComplete: true, Source: outcome.RemoteQuery})
+			_ = json.NewEncoder(w).Encode(map[string]any{"action": map[string]any{"invocation_id": exampleAction, "phase": f.Phase, "outcome": f.Outcome, "retry": f.Retry, "ended": true}, "envelope": env})
+			return
+		case strings.Contains(string(body), "large") && r.URL.Path == "/charges":
+			pending, _ := outcome.Of(outcome.CodeApprovalPending)
+			env := outcome.NewEnvelope(exampleAction, pending, "", outcome.Evidence{})
+			a := env.Answer(outcome.Shape{})
+			for k, v := range a.Header {
+				w.Header()[k] = v
+			}
+			w.WriteHeader(a.Status)
+			_, _ = w.Write(a.Body)
+			return
+		}
 		if strings.HasSuffix(r.URL.Path, "/result") {
 			w.Header().Set(outcome.HeaderInvocation, exampleAction)
 			w.Header().Set(outcome.HeaderOutcome, outcome.FormatOutcome(f))
@@ -167,4 +189,54 @@ func ExampleClient_HTTPClient() {
 	last, _ := trace.Last()
 	fmt.Println(resp.StatusCode, resp.Header.Get("X-Should-Retry"), last.InvocationID, last.Facts.Retry)
 	// Output: 424 false act_01JD0000000000000000000000 reconcile
+}
+
+// A command that came to its end is a result, whatever its exit status; Err makes an
+// error of one that failed.
+func ExampleClient_SSHExec() {
+	c, stop := exampleClient()
+	defer stop()
+	r, err := c.SSHExec(context.Background(), client.Command{Target: "build.example.com", User: "deploy", Argv: []string{"uptime", "-p"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Printf("%d %q %v\n", *r.ExitStatus, r.Stdout, r.Err())
+	// Output: 0 "up 4 days\n" <nil>
+}
+
+// An outcome that is not known is asked about, where the route has a query for it.
+func ExampleClient_Reconcile() {
+	c, stop := exampleClient()
+	defer stop()
+	_, err := c.Do(charge("slow"))
+	var e *client.Error
+	if errors.As(err, &e) && e.Facts().Retry == outcome.Reconcile {
+		a, err := c.Reconcile(context.Background(), e.Envelope.InvocationID)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(a.Outcome, a.Envelope.Evidence.Source)
+	}
+	// Output: committed remote_query
+}
+
+// A request that a person has to approve is waited for, and not sent again.
+func ExampleClient_WaitResult() {
+	c, stop := exampleClient()
+	defer stop()
+	_, err := c.Do(charge("large"))
+	var e *client.Error
+	if errors.As(err, &e) && e.Facts().Code == outcome.CodeApprovalPending {
+		resp, err := c.WaitResult(context.Background(), e.Envelope.InvocationID)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		body, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		fmt.Println(resp.StatusCode, string(body), err)
+	}
+	// Output: 201 {"id":"ch_1"} <nil>
 }

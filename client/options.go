@@ -156,6 +156,8 @@ type call struct {
 	requestID  string
 	supersedes string
 	reason     string
+	retryOf    string // the action of which the submissions are further attempts by now
+	retryID    string // the request id of that action
 	err        error
 }
 
@@ -238,6 +240,15 @@ func (c *call) submissionID(n int) string {
 		return c.requestID
 	}
 	return fmt.Sprintf("%s-%d", c.requestID, n)
+}
+
+// reportedID is the request id that leads to the action of the n-th submission. A further
+// attempt is found by the token of its action: the first submission's.
+func (c *call) reportedID(n int) string {
+	if c.retryOf != "" {
+		return c.retryID
+	}
+	return c.submissionID(n)
 }
 
 func visible(s string) bool {

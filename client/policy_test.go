@@ -280,7 +280,7 @@ func TestSameKey(t *testing.T) {
 		"in the usual field":        {[]string{"Idempotency-Key", "k1"}, "k1", 2},
 		"in a field of its own":     {[]string{"X-Request-Token", "k1"}, "k1", 2},
 		"another key":               {[]string{"Idempotency-Key", "k2"}, "k1", 1},
-		"a key that Waybill added":  {nil, "k1", 1},
+		"a key that Waybill added":  {nil, "k1", 2}, // as a further attempt: TestKeyOfWaybill
 		"none named, usual field":   {[]string{"X-Idempotency-Key", "k1"}, "", 2},
 		"none named, unknown field": {[]string{"X-Request-Token", "k1"}, "", 1},
 	} {

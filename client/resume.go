@@ -118,7 +118,7 @@ type chunkAnswer struct {
 
 // chunk asks for the chunks after a number.
 func (c *Client) chunk(ctx context.Context, method, id string, after int) (*chunkAnswer, error) {
-	resp, err := c.api(ctx, method, "/v1/actions/"+url.PathEscape(id)+"/result", url.Values{"after_chunk": {strconv.Itoa(after)}})
+	resp, err := c.api(ctx, method, actionPath(id)+"/result", url.Values{"after_chunk": {strconv.Itoa(after)}}, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -50,25 +50,52 @@ func requestSchema() object {
 		"timeout_seconds": number("how long to wait for the answer; what was sent goes on all the same. Absent: as long as the route allows", 1, 86400),
 		"request_id":      text("your own token for this call, used once: get_action finds the action by it after an interruption. Made when absent"),
 		"max_body_bytes":  number("how much of the answer's body to return; fetch_result has the rest", 1, maxBodyBytes),
-		"unsafe_repeat": object{
-			"type": "object", "additionalProperties": false, "required": []string{"invocation_id", "reason"},
-			"description": "Only after you found out, at the other side, what an earlier equal request with an unknown outcome did: sends it again although it may have taken effect",
-			"properties": object{
-				"invocation_id": text("the earlier action"),
-				"reason":        text("how you know that a second effect is impossible or acceptable"),
-			},
-		},
+		"unsafe_repeat":   unsafeSchema(),
 	})
 }
 
+func unsafeSchema() object {
+	return object{
+		"type": "object", "additionalProperties": false, "required": []string{"invocation_id", "reason"},
+		"description": "Only after you found out, at the other side, what an earlier equal request with an unknown outcome did: sends it again although it may have taken effect",
+		"properties": object{
+			"invocation_id": text("the earlier action"),
+			"reason":        text("how you know that a second effect is impossible or acceptable"),
+		},
+	}
+}
+
 func actionSchema() object {
-	return closed(nil, object{"invocation_id": text("act_…"), "request_id": text("the request id of the call")})
+	return closed(nil, object{
+		"invocation_id": text("act_…"), "request_id": text("the request id of the call"),
+		"wait_seconds": number("wait so long for its end; what it is by then is returned", 1, maxWaitSeconds),
+	})
+}
+
+func followUpSchema() object {
+	return closed([]string{"invocation_id"}, object{"invocation_id": text("act_…")})
+}
+
+func execSchema() object {
+	return closed([]string{"target", "user"}, object{
+		"target":           text("host, or host:port, of an SSH route"),
+		"user":             text("user at the other side"),
+		"command":          text("the command line, as a shell reads it; or argv"),
+		"argv":             object{"type": "array", "items": object{"type": "string"}, "description": "the words of the command; or command"},
+		"stdin":            text("standard input as text"),
+		"stdin_base64":     text("standard input in base64, for what is not text"),
+		"env":              object{"type": "object", "additionalProperties": object{"type": "string"}, "description": "environment variables that the route lets through; never credentials"},
+		"timeout_seconds":  number("how long to wait for its end; what was started goes on all the same. Absent: as long as the route allows", 1, 86400),
+		"request_id":       text("your own token for this call, used once: get_action finds the action by it after an interruption. Made when absent"),
+		"max_output_bytes": number("how much of each stream to return; fetch_result has the rest", 1, maxBodyBytes),
+		"unsafe_repeat":    unsafeSchema(),
+	})
 }
 
 func fetchSchema() object {
 	return closed([]string{"invocation_id"}, object{
 		"invocation_id":  text("act_…"),
-		"offset":         object{"type": "integer", "minimum": 0, "description": "first byte of the body to return"},
+		"offset":         object{"type": "integer", "minimum": 0, "description": "first byte of the body to return; of a command, of each stream"},
 		"max_body_bytes": number("how much of the body to return", 1, maxBodyBytes),
 	})
 }
@@ -128,7 +155,41 @@ func withFailure(properties object) object {
 }
 
 func answerSchema() object {
-	return withFailure(object{
+	return withFailure(answerProperties())
+}
+
+// fetchedSchema is for an answer or the output of a command.
+func fetchedSchema() object {
+	p := answerProperties()
+	for name, schema := range outputProperties() {
+		p[name] = schema
+	}
+	return withFailure(p)
+}
+
+func execAnswerSchema() object {
+	p := outputProperties()
+	for _, name := range []string{"invocation_id", "phase", "outcome", "retry", "code", "offset", "next_offset", "submissions"} {
+		p[name] = answerProperties()[name]
+	}
+	return withFailure(p)
+}
+
+func outputProperties() object {
+	return object{
+		"exit_status":   object{"type": "integer", "description": "of the command; what it did on the way the status does not tell"},
+		"exit_signal":   text("the signal that ended it"),
+		"stdout":        text("standard output, where it is text"),
+		"stdout_base64": text("standard output, where it is not"),
+		"stdout_bytes":  object{"type": "integer", "description": "length of the whole standard output"},
+		"stderr":        text("standard error, where it is text"),
+		"stderr_base64": text("standard error, where it is not"),
+		"stderr_bytes":  object{"type": "integer", "description": "length of the whole standard error"},
+	}
+}
+
+func answerProperties() object {
+	return object{
 		"invocation_id": text("the action"),
 		"phase":         phaseSchema(), "outcome": outcomeSchema(), "retry": retrySchema(), "code": codeSchema(),
 		"status":      object{"type": "integer", "description": "HTTP status of the origin"},
@@ -138,9 +199,10 @@ func answerSchema() object {
 		"body_bytes":  object{"type": "integer", "description": "length of the whole body"},
 		"offset":      object{"type": "integer", "description": "where the part that is shown begins"},
 		"next_offset": object{"type": "integer", "description": "where to go on; absent when the body ends here"},
+		"job":         text("the action that follows work which was only accepted"),
 		"replayed":    text("the earlier action whose recorded result this is"),
 		"submissions": object{"type": "integer", "description": "how often the request was sent"},
-	})
+	}
 }
 
 func viewSchema() object {
@@ -151,10 +213,17 @@ func viewSchema() object {
 		"dispatch_started": object{"type": "boolean"}, "attempts": object{"type": "integer"},
 		"accepted_at": text(""), "ended_at": text(""), "ended": object{"type": "boolean"}, "delivered": object{"type": "boolean"},
 		"status": object{"type": "integer", "description": "of the stored result"},
+		"link":   object{"type": "object", "description": "of an action that no caller sent: why it was started, and for which", "properties": object{"kind": text("reconcile, job or poll"), "of": text("an action")}},
 	}}
 }
 
-func recordSchema() object { return withFailure(object{"action": viewSchema()}) }
+func recordSchema() object {
+	return withFailure(object{"action": viewSchema(), "items": object{"type": "array", "description": "the parts of a batch, each with facts of its own", "items": object{
+		"type": "object", "properties": object{
+			"index": object{"type": "integer"}, "id": text(""), "phase": phaseSchema(), "outcome": outcomeSchema(), "retry": retrySchema(), "code": codeSchema(),
+		},
+	}}})
+}
 
 func listedSchema() object {
 	return withFailure(object{"actions": object{"type": "array", "items": viewSchema()}})

@@ -353,13 +353,14 @@ func (h *mcpHost) annotations() {
 		if a == nil || tool.OutputSchema == nil || tool.Description == "" {
 			h.t.Fatalf("%s: %+v", name, tool)
 		}
-		changes := name == "http_request"
-		if a.ReadOnlyHint == changes || *a.DestructiveHint != changes || a.IdempotentHint == changes || *a.OpenWorldHint != changes {
+		changes := slices.Contains([]string{"http_request", "retry_action", "ssh_exec"}, name)
+		asks := name == "reconcile" // changes what is known, not the world
+		if a.ReadOnlyHint == (changes || asks) || *a.DestructiveHint != changes || a.IdempotentHint == changes || *a.OpenWorldHint != (changes || asks) {
 			h.t.Errorf("%s: %+v", name, a)
 		}
 	}
 	slices.Sort(names)
-	if want := []string{"explain_route", "fetch_result", "get_action", "http_request", "list_actions"}; !slices.Equal(names, want) {
+	if want := []string{"explain_route", "fetch_result", "get_action", "http_request", "list_actions", "reconcile", "retry_action", "ssh_exec"}; !slices.Equal(names, want) {
 		h.t.Errorf("tools %q, want %q", names, want)
 	}
 }
@@ -387,6 +388,9 @@ func (h *mcpHost) refusals(origin string) {
 		{"http_request", map[string]any{"url": origin + "/", "request_id": "a b"}, ""},
 		{"http_request", map[string]any{"url": origin + "/", "unsafe_repeat": map[string]any{"invocation_id": "act_1", "reason": "x"}}, ""},
 		{"get_action", map[string]any{}, "arguments.invocation_id"},
+		{"get_action", map[string]any{"request_id": "x", "wait_seconds": 601}, "arguments.wait_seconds"},
+		{"reconcile", map[string]any{}, "arguments.invocation_id"},
+		{"retry_action", map[string]any{}, "arguments.invocation_id"},
 		{"fetch_result", map[string]any{}, "arguments.invocation_id"},
 		{"fetch_result", map[string]any{"invocation_id": "act_1", "offset": -1}, "arguments.offset"},
 		{"list_actions", map[string]any{"outcome": "maybe"}, "arguments"},
@@ -904,7 +908,7 @@ func TestMCPInspector(t *testing.T) {
 		}
 		return doc
 	}
-	if tools, _ := run("--method", "tools/list")["tools"].([]any); len(tools) != 5 {
+	if tools, _ := run("--method", "tools/list")["tools"].([]any); len(tools) != 8 {
 		t.Errorf("%d tools", len(tools))
 	}
 	ok := run("--method", "tools/call", "--tool-name", "http_request", "--tool-arg", "method=POST", "--tool-arg", "url=https://"+runHost+"/v1/x", "--tool-arg", "body=x")
@@ -917,6 +921,16 @@ func TestMCPInspector(t *testing.T) {
 	e, _ := env["error"].(map[string]any)
 	if cut["isError"] != true || e["retry"] != "reconcile" || e["outcome"] != "unknown" {
 		t.Errorf("%v", cut)
+	}
+	id, _ := env["invocation_id"].(string)
+	for _, tool := range []string{"reconcile", "retry_action"} {
+		refused := run("--method", "tools/call", "--tool-name", tool, "--tool-arg", "invocation_id="+id)
+		s, _ := refused["structuredContent"].(map[string]any)
+		env, _ := s["envelope"].(map[string]any)
+		e, _ := env["error"].(map[string]any)
+		if refused["isError"] != true || e["code"] != "RETRY_REFUSED" || e["outcome"] != "unknown" {
+			t.Errorf("%s: %v", tool, refused)
+		}
 	}
 	if n := len(b.arrivals()); n != 2 {
 		t.Errorf("%d arrivals", n)

@@ -22,7 +22,7 @@ import (
 
 // mcpInstructions are shown to the model once.
 const mcpInstructions = `Requests go through Waybill, which adds the credentials: never put secrets into a request.
-Every failure says in its first sentence what may be done now. "Outcome unknown: do not repeat" means that the request may have taken effect: find out what happened at the other side before anything else. Only an outcome of not_attempted or rejected means that nothing was done. A cancelled call is not undone. Results stay fetchable by the invocation id; request ids lead to the action when a call was interrupted (get_action).`
+Every failure says in its first sentence what may be done now. "Outcome unknown: do not repeat" means that the request may have taken effect: find out what happened at the other side before anything else. Only an outcome of not_attempted or rejected means that nothing was done. A cancelled call is not undone. reconcile asks the other side, where the route knows how. "Waiting for approval" means that a person was asked: wait with get_action and wait_seconds, and do not send it again. Results stay fetchable by the invocation id; request ids lead to the action when a call was interrupted (get_action).`
 
 // mcpTools are the tools of "waybill mcp". All go through one session's client.
 type mcpTools struct {
@@ -49,14 +49,37 @@ func (m *mcpTools) server() *mcp.Server {
 		InputSchema: requestSchema(), OutputSchema: answerSchema(),
 	}, m.httpRequest)
 	addTool(s, &mcp.Tool{
-		Name:        "get_action",
-		Description: "What is on record about one action, by its invocation id or by the request id of the call: facts, evidence, and what may be done now. Sends nothing.",
+		Name: "ssh_exec",
+		Description: "Run one command over SSH through the proxy, which holds the key. Returns exit status and output of a command that came to its end, or the envelope that says where it stopped, " +
+			"what is known about the remote side, and what may be done now. Only what the route calls repeatable is repeated.",
+		Annotations: &mcp.ToolAnnotations{Title: "Run a command over SSH", DestructiveHint: &yes, OpenWorldHint: &yes},
+		InputSchema: execSchema(), OutputSchema: execAnswerSchema(),
+	}, m.sshExec)
+	addTool(s, &mcp.Tool{
+		Name: "reconcile",
+		Description: "Find out what became of an action whose outcome is unknown: the proxy asks the other side with the query that the route names, and returns the action as it is then, resolved or still unknown. " +
+			"It repeats nothing.",
+		// It changes what is known, not the world; what it sends is a query.
+		Annotations: &mcp.ToolAnnotations{Title: "Ask what became of an action", IdempotentHint: true, DestructiveHint: &no, OpenWorldHint: &yes},
+		InputSchema: followUpSchema(), OutputSchema: recordSchema(),
+	}, m.reconcile)
+	addTool(s, &mcp.Tool{
+		Name: "retry_action",
+		Description: "Make a further attempt of an action with the request that the proxy kept of it, if its own advice allows one (retry: backoff or same_idempotency_key). Anything else is refused with RETRY_REFUSED; " +
+			"then nothing was sent, and the envelope says what the action is.",
+		Annotations: &mcp.ToolAnnotations{Title: "Repeat an action where that is safe", DestructiveHint: &yes, OpenWorldHint: &yes},
+		InputSchema: followUpSchema(), OutputSchema: recordSchema(),
+	}, m.retryAction)
+	addTool(s, &mcp.Tool{
+		Name: "get_action",
+		Description: "What is on record about one action, by its invocation id or by the request id of the call: facts, evidence, and what may be done now. Sends nothing. " +
+			"With wait_seconds it waits for the end of one that runs, that a person has to approve, or that follows a job.",
 		Annotations: reading("Read an action"), InputSchema: actionSchema(), OutputSchema: recordSchema(),
 	}, m.getAction)
 	addTool(s, &mcp.Tool{
 		Name:        "fetch_result",
 		Description: "Fetch the stored answer of an action. It never executes anything and can be repeated. A large body comes in parts: go on from next_offset.",
-		Annotations: reading("Fetch a stored result"), InputSchema: fetchSchema(), OutputSchema: answerSchema(),
+		Annotations: reading("Fetch a stored result"), InputSchema: fetchSchema(), OutputSchema: fetchedSchema(),
 	}, m.fetchResult)
 	addTool(s, &mcp.Tool{
 		Name:        "list_actions",
@@ -156,8 +179,14 @@ func failure(err error) *toolAnswer {
 	case errors.As(err, &e):
 		out := failed{Envelope: e.Envelope, RequestID: e.RequestID, Source: e.Source.String(), RetryAfterSeconds: int((e.RetryAfter + time.Second - 1) / time.Second)}
 		text := e.Envelope.Message
-		if e.RequestID != "" && e.Envelope.InvocationID == "" {
+		switch {
+		case e.Envelope.InvocationID == "" && e.RequestID != "":
 			text += " Ask for it with get_action and request_id " + e.RequestID + "."
+		case e.Facts().Code == outcome.CodeApprovalPending:
+			text += approvalHint(e.Envelope.InvocationID)
+		}
+		if e.Last != nil {
+			text += " The last repeat did nothing: " + e.Last.Facts().Code.String() + "."
 		}
 		return &toolAnswer{structured: out, failure: true, text: text}
 	case errors.As(err, &arg):
@@ -197,10 +226,7 @@ type requestInput struct {
 	TimeoutSeconds int               `json:"timeout_seconds"`
 	RequestID      string            `json:"request_id"`
 	MaxBodyBytes   int               `json:"max_body_bytes"`
-	UnsafeRepeat   *struct {
-		InvocationID string `json:"invocation_id"`
-		Reason       string `json:"reason"`
-	} `json:"unsafe_repeat"`
+	UnsafeRepeat   *unsafeRepeat     `json:"unsafe_repeat"`
 }
 
 // answer is an origin's complete answer as structured content.
@@ -218,6 +244,7 @@ type answer struct {
 	BodyBytes    int64           `json:"body_bytes"` // of the whole body
 	Offset       int64           `json:"offset,omitempty"`
 	NextOffset   int64           `json:"next_offset,omitempty"` // 0: the body ends here
+	Job          string          `json:"job,omitempty"`
 	Replayed     string          `json:"replayed,omitempty"`
 	Submissions  int             `json:"submissions,omitempty"`
 	Envelope     json.RawMessage `json:"envelope,omitempty"` // of an answer that is no success
@@ -236,7 +263,7 @@ func (m *mcpTools) httpRequest(ctx context.Context, call *mcp.CallToolRequest, i
 		defer cancel()
 		req = req.WithContext(ctx)
 	}
-	stop := m.progress(ctx, call, in.RequestID)
+	stop := m.progress(ctx, call, "Sending; request id "+in.RequestID, in.RequestID, "")
 	defer stop()
 	resp, err := m.client.Do(req, opts...)
 	if err != nil {
@@ -302,8 +329,9 @@ func (in *requestInput) request(ctx context.Context) (*http.Request, []client.Ca
 }
 
 // progress tells a host that asked for it how a long call stands, until stop. What it
-// tells first is how to find the action again, should the pipe break.
-func (m *mcpTools) progress(ctx context.Context, call *mcp.CallToolRequest, requestID string) (stop func()) {
+// tells first is how to find the action again, should the pipe break. The action is that
+// of an id or, where there is none yet, of a request id.
+func (m *mcpTools) progress(ctx context.Context, call *mcp.CallToolRequest, begin, requestID, id string) (stop func()) {
 	token := call.Params.GetProgressToken()
 	if token == nil {
 		return func() {}
@@ -315,7 +343,7 @@ func (m *mcpTools) progress(ctx context.Context, call *mcp.CallToolRequest, requ
 	}
 	go func() {
 		defer close(done)
-		tell(0, "Sending; request id "+requestID)
+		tell(0, begin)
 		tick := time.NewTicker(m.progressEvery)
 		defer tick.Stop()
 		start := time.Now()
@@ -325,22 +353,52 @@ func (m *mcpTools) progress(ctx context.Context, call *mcp.CallToolRequest, requ
 				return
 			case <-tick.C:
 			}
-			text := "On its way; request id " + requestID
-			if a, err := m.client.Find(ctx, requestID); err == nil {
-				text = "Dispatched, no answer yet; action " + a.InvocationID
-				if !a.DispatchStarted {
-					text = "Not dispatched yet; action " + a.InvocationID
-				} else if a.Ended {
-					text = "Answered; action " + a.InvocationID
-				}
-			}
-			tell(n, fmt.Sprintf("%s; %ds", text, int(time.Since(start).Seconds())))
+			tell(n, fmt.Sprintf("%s; %ds", m.standing(ctx, requestID, id), int(time.Since(start).Seconds())))
 		}
 	}()
 	return func() {
 		cancel()
 		<-done
 	}
+}
+
+// standing says how an action stands, for progress.
+func (m *mcpTools) standing(ctx context.Context, requestID, id string) string {
+	var (
+		a   *client.Action
+		err error
+	)
+	if id != "" {
+		a, err = m.client.Action(ctx, id)
+	} else {
+		a, err = m.client.Find(ctx, requestID)
+	}
+	switch {
+	case err != nil && id != "":
+		return "Under way; action " + id
+	case err != nil:
+		return "On its way; request id " + requestID
+	case a.Facts().Code == outcome.CodeApprovalPending:
+		return "Waits for a person's approval; action " + a.InvocationID
+	case !a.DispatchStarted:
+		return "Not dispatched yet; action " + a.InvocationID
+	case a.Ended:
+		return "Answered; action " + a.InvocationID
+	case a.Link != nil && a.Link.Kind == "job":
+		return "The job is not done yet; action " + a.InvocationID
+	default:
+		return "Dispatched, no answer yet; action " + a.InvocationID
+	}
+}
+
+// approvalHint tells what to do about an action that waits for a person.
+func approvalHint(id string) string {
+	return " A person was asked to approve it: get_action with invocation_id " + id + " and wait_seconds waits for the decision, fetch_result has the answer then."
+}
+
+// jobHint tells how to follow a job that was accepted.
+func jobHint(id string) string {
+	return " The work is done later; its outcome is that of action " + id + ": get_action with wait_seconds waits for it, fetch_result has its last state."
 }
 
 // whole fills in the evidence of an envelope that came in fields only.
@@ -363,7 +421,7 @@ func (m *mcpTools) answer(ctx context.Context, resp *client.Response, offset int
 	}
 	out := answer{
 		InvocationID: resp.InvocationID, RequestID: resp.RequestID, Status: resp.StatusCode, Headers: resp.Header,
-		Replayed: resp.Replayed, Submissions: resp.Submissions, Offset: offset,
+		Replayed: resp.Replayed, Submissions: resp.Submissions, Offset: offset, Job: resp.Job,
 	}
 	skipped, err := io.CopyN(io.Discard, resp.Body, offset)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -409,6 +467,9 @@ func (m *mcpTools) answer(ctx context.Context, resp *client.Response, offset int
 		a.failure, a.text = true, e.Envelope.Message
 	}
 	a.failure = a.failure || resp.StatusCode >= http.StatusBadRequest
+	if resp.Job != "" {
+		a.text = strings.TrimSpace(a.text + jobHint(resp.Job))
+	}
 	if out.NextOffset > 0 {
 		a.text = strings.TrimSpace(fmt.Sprintf("%s This is a part of the body: bytes %d to %d of %d. fetch_result with offset %d goes on.", a.text, skipped, out.NextOffset, out.BodyBytes, out.NextOffset))
 	}
@@ -433,15 +494,32 @@ func wholeRunes(b []byte) []byte {
 type actionInput struct {
 	InvocationID string `json:"invocation_id"`
 	RequestID    string `json:"request_id"`
+	WaitSeconds  int    `json:"wait_seconds"`
 }
 
-// recorded is the structured content of get_action.
+// recorded is the structured content of tools that return an action.
 type recorded struct {
 	Action   *client.Action   `json:"action"`
 	Envelope outcome.Envelope `json:"envelope"`
+	Items    []client.Item    `json:"items,omitempty"`
 }
 
-func (m *mcpTools) getAction(ctx context.Context, _ *mcp.CallToolRequest, in actionInput) (*toolAnswer, error) {
+// record shows an action, with what follows from its evidence.
+func record(a *client.Action) *toolAnswer {
+	shown := *a
+	out := recorded{Action: &shown, Envelope: *a.Envelope, Items: a.Items}
+	shown.Envelope, shown.Items = nil, nil
+	text := out.Envelope.Message
+	if a.Facts().Code == outcome.CodeApprovalPending {
+		text += approvalHint(a.InvocationID)
+	}
+	if job := out.Envelope.Evidence.Job; job != nil && job.Action != "" && job.Action != a.InvocationID {
+		text = strings.TrimSpace(text + jobHint(job.Action))
+	}
+	return &toolAnswer{structured: out, text: text}
+}
+
+func (m *mcpTools) getAction(ctx context.Context, call *mcp.CallToolRequest, in actionInput) (*toolAnswer, error) {
 	var (
 		a   *client.Action
 		err error
@@ -449,6 +527,8 @@ func (m *mcpTools) getAction(ctx context.Context, _ *mcp.CallToolRequest, in act
 	switch {
 	case (in.InvocationID == "") == (in.RequestID == ""):
 		return nil, badArgument("invocation_id", "Give invocation_id or request_id.")
+	case in.WaitSeconds < 0 || in.WaitSeconds > maxWaitSeconds:
+		return nil, badArgument("wait_seconds", fmt.Sprintf("From 1 to %d.", maxWaitSeconds))
 	case in.InvocationID != "":
 		a, err = m.client.Action(ctx, in.InvocationID)
 	default:
@@ -457,9 +537,20 @@ func (m *mcpTools) getAction(ctx context.Context, _ *mcp.CallToolRequest, in act
 	if err != nil {
 		return nil, err
 	}
-	out := recorded{Action: a, Envelope: *a.Envelope}
-	a.Envelope = nil
-	return &toolAnswer{structured: out, text: out.Envelope.Message}, nil
+	if in.WaitSeconds > 0 && !a.Ended {
+		stop := m.progress(ctx, call, "Waiting for action "+a.InvocationID, "", a.InvocationID)
+		defer stop()
+		until, cancel := context.WithTimeout(ctx, time.Duration(in.WaitSeconds)*time.Second)
+		defer cancel()
+		// That the time is over is no failure: the action is as it is.
+		switch waited, err := m.client.Wait(until, a.InvocationID); {
+		case waited != nil && (err == nil || until.Err() != nil):
+			a = waited
+		case err != nil && until.Err() == nil:
+			return nil, err
+		}
+	}
+	return record(a), nil
 }
 
 // fetchInput are the arguments of fetch_result.
@@ -477,6 +568,17 @@ func (m *mcpTools) fetchResult(ctx context.Context, _ *mcp.CallToolRequest, in f
 		return nil, badArgument("offset", "Not negative.")
 	case in.MaxBodyBytes < 0 || in.MaxBodyBytes > maxBodyBytes:
 		return nil, badArgument("max_body_bytes", fmt.Sprintf("From 1 to %d.", maxBodyBytes))
+	}
+	a, err := m.client.Action(ctx, in.InvocationID)
+	if err != nil {
+		return nil, err
+	}
+	if a.Method == execMethod && a.Ended {
+		r, err := m.client.Output(ctx, in.InvocationID)
+		if err != nil {
+			return nil, err
+		}
+		return execResult(r, in.Offset, in.MaxBodyBytes)
 	}
 	resp, err := m.client.Result(ctx, in.InvocationID)
 	if err != nil {
