@@ -185,6 +185,11 @@ func (a *action) dialect() outcome.Dialect {
 
 // answer makes Waybill's own answer from a record (CONTRACT L1, L5, G11).
 func (a *action) answer(rec Record, f outcome.Facts, detail string) *Reply {
+	if f.IsSuccess() && rec.Ended && rec.Facts.IsSuccess() {
+		// Known meanwhile, from another attempt or by later evidence: a 200 of Waybill's own
+		// would be taken for the answer (L7).
+		return a.recordedReply(rec)
+	}
 	env := outcome.NewEnvelope(a.id.String(), f, detail, rec.Evidence())
 	return ownReply(a.id, rec, env, a.shape(&rec, f))
 }

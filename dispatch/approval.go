@@ -83,6 +83,7 @@ func (a *action) approve(ctx context.Context) *Reply {
 		}
 		return a.journalUnavailable(outcome.CredentialInjection, err)
 	}
+	a.asked = true
 	killpoint.At("approval-requested")
 	a.p.schedule(a.id, rec.Approval.ExpiresAt)
 	a.p.notify(&rec)
@@ -233,11 +234,20 @@ func (a *action) awaitDecision(ctx context.Context, c *card) *Reply {
 
 // pending is the answer to a caller whose wait is over while the approval stays open.
 func (a *action) pending() *Reply {
-	f, _ := outcome.Of(outcome.CodeApprovalPending)
 	rec, err := a.p.cfg.Journal.Action(context.Background(), a.id)
 	if err != nil {
 		return a.journalUnavailable(outcome.CredentialInjection, err)
 	}
+	if !rec.AwaitsApproval() {
+		// It was decided, and perhaps sent, while this caller turned away (F2).
+		return a.asRecorded("It was decided at this moment: ask GET /v1/actions/" + a.id.String() + "/result for what became of it.")
+	}
+	return a.stillPending(rec)
+}
+
+// stillPending says that the request is held and will be sent once, if a person wants it.
+func (a *action) stillPending(rec Record) *Reply {
+	f, _ := outcome.Of(outcome.CodeApprovalPending)
 	detail := "A person has to approve the request"
 	if rec.Approval != nil {
 		detail += " until " + rec.Approval.ExpiresAt.UTC().Format(time.RFC3339)
@@ -461,7 +471,7 @@ func (p *Pipeline) dispatchApproved(id ActionID) {
 		return // draining: the next start takes it up
 	}
 	p.cfg.Metrics.InFlight(1)
-	a := &action{p: p, id: id, start: time.Now(), finish: make(chan struct{}), over: make(chan struct{}), leaving: make(chan struct{}), caller: context.Background(), detached: true, recorded: true, left: true, noted: true, asks: true}
+	a := &action{p: p, id: id, start: time.Now(), finish: make(chan struct{}), over: make(chan struct{}), leaving: make(chan struct{}), caller: context.Background(), detached: true, recorded: true, left: true, noted: true, asks: true, asked: true}
 	a.mark = a.start
 	handed := false
 	defer func() {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -513,6 +514,127 @@ func TestWaitingForApprovalEnds(t *testing.T) {
 		if f := (<-done).Envelope.Facts(); f.Code != outcome.CodeApprovalPending || b.tr.count() != 0 {
 			t.Errorf("%+v, %d sent", f, b.tr.count())
 		}
+	})
+}
+
+// Whatever a caller who waits for an approval runs into: once the request may be sent by
+// somebody else it is not told that nothing was or will be sent.
+func TestHeldRequestIsNeverToldAsOver(t *testing.T) {
+	contract.Covers(t, "F2", "D4", "M6")
+	told := func(t *testing.T, r *Reply) outcome.Facts {
+		t.Helper()
+		if r.Envelope == nil || r.Envelope.Error == nil || r.Status == 202 {
+			t.Fatalf("answered %d, %+v", r.Status, r.Envelope)
+		}
+		return r.Envelope.Facts()
+	}
+	// once is a hook that runs what it is given one time, away from the pipeline's own calls.
+	once := func(f func()) func() {
+		var ran atomic.Bool
+		return func() {
+			if !ran.Swap(true) {
+				f()
+			}
+		}
+	}
+	decide := func(b *bench, id ActionID) func() {
+		return once(func() {
+			if _, err := b.Decide(context.Background(), id, "", alice); err != nil {
+				panic(err)
+			}
+			time.Sleep(time.Second) // it is sent
+		})
+	}
+	t.Run("the caller leaves as it is approved", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			ctx, leave := context.WithCancel(t.Context())
+			done := submit(b, ctx, post("ask.example.test", "/v1/pay", "a"))
+			approve := decide(b, b.onlyApproval(t).ID)
+			b.j.before = func(batch Batch) error {
+				if batch.Events[len(batch.Events)-1].Type == ActionRefused {
+					approve()
+				}
+				return nil
+			}
+			leave()
+			r := <-done
+			if b.tr.count() != 1 || facts(r).Outcome == outcome.NotAttempted || r.Envelope != nil && r.Envelope.Error != nil && r.Envelope.Error.Outcome == outcome.NotAttempted {
+				t.Errorf("%d sent, told %+v", b.tr.count(), facts(r))
+			}
+		})
+	})
+	t.Run("the wait ends as it is approved", func(t *testing.T) {
+		for _, play := range []func(context.Context, *Outgoing, Sink) Ending{answerWith(201, "made"), lost, nil} {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				if b.tr.play = play; play == nil {
+					b.tr.play = func(ctx context.Context, out *Outgoing, sink Sink) Ending {
+						time.Sleep(10 * time.Second)
+						return answerWith(201, "made")(ctx, out, sink)
+					}
+				}
+				done := submit(b, t.Context(), post("ask.example.test", "/v1/pay", "a"))
+				id := b.onlyApproval(t).ID
+				approve := decide(b, id)
+				waits := true
+				b.j.reading = func(ActionID) {
+					if waits {
+						waits = false
+						approve()
+					}
+				}
+				r := <-done
+				if b.tr.count() != 1 || facts(r).Outcome == outcome.NotAttempted || r.Status == 202 || r.Envelope != nil && r.Envelope.Facts().Outcome == outcome.NotAttempted {
+					t.Errorf("%d sent, told %d %+v", b.tr.count(), r.Status, facts(r))
+				}
+				time.Sleep(time.Minute)
+			})
+		}
+	})
+	for _, failing := range []EventType{DispatchStarted, ActionRefused} {
+		t.Run("approved, and "+failing.String()+" is not written", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				if failing == ActionRefused {
+					b.tr.connect = func(int) error { return &SetupError{Code: outcome.CodeConnectionRefused, Reason: "connection_refused"} }
+				}
+				done := submit(b, t.Context(), post("ask.example.test", "/v1/pay", "a"))
+				rec := b.onlyApproval(t)
+				b.j.before = func(batch Batch) error {
+					if batch.Events[len(batch.Events)-1].Type == failing {
+						return ErrNotWritten
+					}
+					return nil
+				}
+				if _, err := b.Decide(t.Context(), rec.ID, "", alice); err != nil {
+					t.Fatal(err)
+				}
+				if f := told(t, <-done); f.Code != outcome.CodeApprovalPending || f.Retry != outcome.FetchResult {
+					t.Errorf("the next start sends it, and the caller is told %+v", f)
+				}
+				b.j.before, b.tr.connect = nil, nil
+				next := b.rebound(t, nil)
+				if _, approved, err := next.ResumeApprovals(t.Context()); approved != 1 || err != nil {
+					t.Fatal(approved, err)
+				}
+				synctest.Wait()
+				if b.tr.count() != 1 {
+					t.Errorf("%d sent", b.tr.count())
+				}
+			})
+		})
+	}
+	t.Run("decided, and the journal cannot be read", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			done := submit(b, t.Context(), post("ask.example.test", "/v1/pay", "a"))
+			b.j.unreadable = ErrNotWritten
+			if f := told(t, <-done); f.Outcome != outcome.Unknown || f.Retry != outcome.Reconcile {
+				t.Errorf("%+v", f)
+			}
+			b.j.unreadable = nil
+		})
 	})
 }
 

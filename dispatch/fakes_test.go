@@ -40,6 +40,8 @@ type memJournal struct {
 	before func(b Batch) error
 	taken  func(b Batch)
 	admit  error
+	// reading runs ahead of each read of an action.
+	reading func(ActionID)
 	// lag delays relaxed batches until the next one that is waited for.
 	lag bool
 
@@ -185,6 +187,9 @@ func (j *memJournal) write(b Batch) (Receipt, error) {
 func (j *memJournal) Admit() error { return j.admit }
 
 func (j *memJournal) Action(_ context.Context, id ActionID) (Record, error) {
+	if j.reading != nil {
+		j.reading(id)
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.unreadable != nil {
@@ -303,6 +308,9 @@ func (j *memJournal) OpenResult(_ context.Context, id ActionID) (Result, io.Read
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	r := j.records[id]
+	if j.unreadable != nil {
+		return Result{}, nil, j.unreadable
+	}
 	if r.Result == nil {
 		return Result{}, nil, ErrNoResult
 	}

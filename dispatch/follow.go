@@ -112,6 +112,9 @@ func (a *action) again(ctx context.Context, next *Outgoing, end *Ending, sink *r
 	a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: &Ended{Facts: outcome.Success(), Source: outcome.RemoteResponse, Followed: true}})
 	info := conn.Info()
 	info.Unresolved = a.advice
+	if a.further != nil {
+		info.Generation, info.Until = a.generation, a.p.windowNow().Add(a.route.Limits.Timeout)
+	}
 	a.tries++
 	a.followed++
 	a.add(Event{Type: DispatchStarted, Attempt: a.tries, Dispatch: &info})

@@ -206,11 +206,11 @@ func TestEarlierRefusalDoesNotSpeakForALaterAttempt(t *testing.T) {
 	bound.Bound.Repeatable = true
 	r := apply2(t, Record{}, natural(ActionAccepted), bound, natural(DispatchStarted),
 		&Event{Type: AttemptResolved, Attempt: 1, At: testTime, Ended: &Ended{Facts: unresolvedFacts(outcome.Backoff), Source: outcome.TransportObserved}},
-		&Event{Type: LeaseTaken, At: testTime, Lease: &Lease{Generation: 2, Until: testTime.Add(time.Hour)}},
-		evidenceOf(Reconciled, outcome.Rejected))
-	again := natural(DispatchStarted)
+		&Event{Type: LeaseTaken, At: testTime, Lease: &Lease{Generation: 2, Until: testTime.Add(time.Hour)}})
+	again, query := natural(DispatchStarted), evidenceOf(Reconciled, outcome.Rejected)
 	again.Attempt, again.Dispatch.Generation = 2, 2
-	r = apply2(t, r, again, &Event{Type: AttemptResolved, Attempt: 2, At: testTime, Ended: &Ended{Facts: unresolvedFacts(outcome.Reconcile), Source: outcome.TransportObserved}})
+	query.Resolution.Covers = 1 // it was under way
+	r = apply2(t, r, again, query, &Event{Type: AttemptResolved, Attempt: 2, At: testTime, Ended: &Ended{Facts: unresolvedFacts(outcome.Reconcile), Source: outcome.TransportObserved}})
 	if r.Facts.Outcome != outcome.Unknown || r.Settled() {
 		t.Errorf("%+v", r.Facts)
 	}

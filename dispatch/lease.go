@@ -141,6 +141,25 @@ func (r *Record) MayRepeat(now time.Time) error {
 	return nil
 }
 
+// repeatOver reports why a lease that was taken must not be used any more: what came to
+// light meanwhile resolves the action – somebody may have been told so and have gone on –,
+// or the window of its key is over (CONTRACT I5, K2). A budget was spent with the lease.
+func (r *Record) repeatOver(at time.Time) error {
+	if control.Off("O1-engine-asks-decide") {
+		return nil
+	}
+	now := *r
+	now.Stopped = ""
+	now.project()
+	switch d := now.Decision(); {
+	case !d.Step.Repeats():
+		return ErrRetryRefused
+	case d.Step == outcome.StepSameKey && (r.Bound.Key == nil || !r.later(at).Before(r.Bound.Key.ExpiresAt)):
+		return ErrKeyExpired
+	}
+	return nil
+}
+
 // notKept tells endings whose result Waybill had and did not keep: they are never
 // re-created by executing again (CONTRACT H7).
 func notKept(c outcome.Code) bool {
@@ -232,7 +251,7 @@ func (r *Record) advise(f outcome.Facts) outcome.Facts {
 	}
 	switch {
 	case f.Outcome == outcome.Unknown && f.Retry != outcome.FetchResult:
-		f.Retry = outcome.Reconcile
+		f = reconciled(f)
 	case (f.Outcome == outcome.NotAttempted || f.Outcome == outcome.Rejected) && f.Retry == outcome.Backoff:
 		f.Retry = outcome.AfterCorrection
 	}
@@ -243,9 +262,18 @@ func (r *Record) advise(f outcome.Facts) outcome.Facts {
 // advice is to reconcile (CONTRACT I5).
 func (r Record) At(now time.Time) Record {
 	if f := r.Facts; r.Ended && f.Outcome == outcome.Unknown && f.Retry == outcome.SameIdempotencyKey && (r.Bound == nil || r.Bound.Key == nil || !r.later(now).Before(r.Bound.Key.ExpiresAt)) {
-		r.Facts.Retry = outcome.Reconcile
+		r.Facts = reconciled(f)
 	}
 	return r
+}
+
+// reconciled is an unknown that is not to be repeated any more. REMOTE_IN_PROGRESS goes with
+// its key (table U).
+func reconciled(f outcome.Facts) outcome.Facts {
+	if f.Retry = outcome.Reconcile; f.Validate() != nil {
+		f.Code = outcome.CodeRemoteOutcomeUnknown
+	}
+	return f
 }
 
 // KeepsRequest reports whether the sealed request is still needed: of an action that the

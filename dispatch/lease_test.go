@@ -141,6 +141,39 @@ func TestGenerations(t *testing.T) {
 	refused("the first process", again, send(3, 4, 3*time.Second), ErrLeaseLost)
 }
 
+// TestLeaseEndsWithItsReason: what comes to light between a lease and its dispatch counts: a
+// query may have told somebody that nothing was done, who then began anew (K2); and the
+// service may have forgotten the key (I5). A budget that the lease itself used up stops nothing.
+func TestLeaseEndsWithItsReason(t *testing.T) {
+	contract.Covers(t, "I5", "K2", "J1")
+	keyed := natural(PreflightValidated)
+	keyed.Bound.Key = &Key{Key: "k", Scope: "s", ExpiresAt: testTime.Add(time.Hour)}
+	keyed.Bound.Budget = &Budget{Attempts: 2, Until: testTime.Add(time.Hour)}
+	leased := func(at time.Duration) Record {
+		r := apply2(t, Record{}, natural(ActionAccepted), keyed, natural(CredentialAuthorized), natural(DispatchStarted),
+			&Event{Type: AttemptResolved, Attempt: 1, At: testTime, Ended: &Ended{Facts: unresolvedFacts(outcome.SameIdempotencyKey)}})
+		return apply2(t, r, &Event{Type: LeaseTaken, At: testTime.Add(at), Lease: &Lease{Generation: 2, Process: "p", Until: testTime.Add(at + time.Minute)}})
+	}
+	send := func(at time.Duration) *Event {
+		return &Event{Type: DispatchStarted, Attempt: 2, At: testTime.Add(at), Dispatch: &Dispatch{Connection: "c", Unresolved: outcome.SameIdempotencyKey, Generation: 2}}
+	}
+	found := func(o outcome.Outcome) *Event {
+		return &Event{Type: Reconciled, At: testTime, Resolution: &Resolution{Facts: resolutionFacts(o), Source: outcome.RemoteQuery, Covers: 1}}
+	}
+	for _, o := range []outcome.Outcome{outcome.Rejected, outcome.Committed} {
+		r := apply2(t, leased(0), found(o))
+		if _, err := Apply(r, send(time.Second), r.LastSeq+1); !errors.Is(err, ErrRetryRefused) {
+			t.Errorf("%s by a query, and sent all the same: %v", o, err)
+		}
+	}
+	r := leased(time.Hour - time.Second)
+	if _, err := Apply(r, send(time.Hour), r.LastSeq+1); !errors.Is(err, ErrKeyExpired) {
+		t.Errorf("sent with a key that may be forgotten: %v", err)
+	}
+	apply2(t, r, send(time.Hour-time.Millisecond))
+	apply2(t, leased(0), found(outcome.Unknown), &Event{Type: RetryStopped, At: testTime, Ended: &Ended{Reason: StoppedBudget}}, send(time.Second))
+}
+
 // worker is one of several that repeat an action in the model test.
 type worker struct {
 	process    string

@@ -196,6 +196,7 @@ type action struct {
 	retryAfter time.Duration // of a refusal
 
 	asks     bool   // a person has to approve it (D3)
+	asked    bool   // its approval is on record: whatever happens here, it may be sent later (D4)
 	approved string // the approval's fingerprint, once the request was compared with it
 	detached bool   // no caller waits: approved after its caller was told APPROVAL_PENDING
 
@@ -831,7 +832,7 @@ func (a *action) record(ctx context.Context, conn Conn) *Reply {
 	case errors.Is(err, ErrKeyTaken):
 		conn.Release()
 		return a.lostKey(receipt.Earlier)
-	case errors.Is(err, ErrLeaseLost):
+	case errors.Is(err, ErrLeaseLost), errors.Is(err, ErrRetryRefused):
 		conn.Release()
 		return a.leaseLost(outcome.ConnectionSetup, "")
 	case errors.Is(err, ErrNotWritten):
@@ -914,8 +915,13 @@ func (a *action) refuse(r *Refusal) *Reply {
 // nothing will be handed over.
 func (a *action) journalUnavailable(phase outcome.Phase, err error) *Reply {
 	a.p.cfg.Logger.Warn("journal unavailable", slog.String("action", a.id.String()), slog.Any("err", err))
-	if a.generation > 0 {
+	switch {
+	case a.generation > 0:
 		return a.asRecorded("The journal is unavailable; nothing of the further attempt was sent.")
+	case a.asked:
+		// The request is held: what could not be recorded here does not keep the decision,
+		// or the next start, from sending it (D4).
+		return a.asRecorded("")
 	}
 	f := outcome.Facts{Phase: phase, Outcome: outcome.NotAttempted, Retry: outcome.Backoff, Code: outcome.CodeJournalUnavailable}
 	return a.unrecorded(f, "journal_unavailable")

@@ -447,6 +447,8 @@ func applyDispatch(r *Record, ev *Event, seq uint64) error {
 		return illegal(ev, "one attempt is one hand-over (F6)")
 	case r.Ended && r.knownDone():
 		return fmt.Errorf("%s: later evidence says that it is done: %w", ev.Type, ErrRetryRefused)
+	case r.Ended && !r.following() && r.Lease != nil && r.repeatOver(ev.At) != nil:
+		return fmt.Errorf("%s: %w", ev.Type, r.repeatOver(ev.At))
 	case r.running() != nil:
 		return illegal(ev, "another attempt is active (J1)")
 	}

@@ -286,7 +286,15 @@ func (a *action) recordedReply(rec Record) *Reply {
 		f := outcome.Facts{Phase: outcome.ResultDelivery, Outcome: rec.Facts.Outcome, Retry: outcome.Never, Code: outcome.CodeResultExpired}
 		reply = a.answer(rec, f, "")
 	default:
-		reply = a.answer(rec, rec.Shown(), "")
+		f := rec.Shown()
+		if known := f.Outcome == outcome.Committed || f.Outcome == outcome.Rejected; known && (f.IsSuccess() || outcome.Lookup(f.Code).Answering == outcome.AnswerRelayed) {
+			// Later evidence resolved it, say: there is no answer, and nothing to wait for.
+			f = outcome.Facts{Phase: outcome.ResultDelivery, Outcome: f.Outcome, Retry: outcome.Never, Code: outcome.CodeResultNotRetained}
+			if !errors.Is(err, ErrNoResult) {
+				f.Retry, f.Code = outcome.Reconcile, outcome.CodeInternal
+			}
+		}
+		reply = a.answer(rec, f, "")
 	}
 	reply.Header.Set(outcome.HeaderReplayed, rec.ID.String())
 	a.p.cfg.Logger.Info("recorded answer", slog.String("action", rec.ID.String()), slog.String("route", a.route.Name))
@@ -521,15 +529,29 @@ func (a *action) leaseLost(phase outcome.Phase, detail string) *Reply {
 	return a.asRecorded(detail)
 }
 
-// asRecorded answers with what the journal says of the action now: whatever became of the
-// further attempt, it was not handed over.
+// asRecorded answers with what the journal says of the action now: nothing was handed
+// over here, but another worker, or whoever sends what a person approved, may have carried
+// the action on (A9, F2). The answer is never a 202, which clients take for the result (L7).
 func (a *action) asRecorded(detail string) *Reply {
 	rec, err := a.p.cfg.Journal.Action(context.Background(), a.id)
-	if err != nil {
+	switch {
+	case err == nil:
+	case a.further != nil:
 		rec = *a.further
+	default:
+		f, _ := outcome.Of(outcome.CodeJournalIndeterminate)
+		return a.unrecorded(f, "journal_unreadable")
 	}
 	rec = rec.At(a.p.windowNow())
-	return a.answer(rec, rec.Shown(), detail)
+	switch {
+	case rec.Ended && rec.Facts.Outcome != outcome.Unknown && (rec.Result != nil || rec.Facts.IsSuccess()):
+		return a.recordedReply(rec)
+	case rec.AwaitsApproval():
+		return a.stillPending(rec)
+	case !rec.Ended && a.generation > 0:
+		return a.p.leaseHeld(rec, a.shape(&rec, rec.Facts))
+	}
+	return a.answer(rec, rec.Facts, detail)
 }
 
 // lostKey answers a submission whose key another one took first, in the very transaction

@@ -42,7 +42,7 @@ func repeatRoutes() []routes.Route {
 		route("keyed-refuse", routes.Contract{Idempotency: keyContract(), OnRepeat: routes.RepeatRefuse}),
 		route("keyed-body", routes.Contract{Idempotency: with(func(k *routes.Idempotency) { k.Header, k.Field = "", "meta.key" })}),
 		route("keyed-made", routes.Contract{Idempotency: with(func(k *routes.Idempotency) { k.Maker = routes.MadeByCallerOrWaybill })}),
-		route("keyed-speaks", routes.Contract{Idempotency: with(func(k *routes.Idempotency) { k.RefusalsSpeak = true })}),
+		route("keyed-speaks", routes.Contract{RefusedBeforeExecution: []int{503}, Idempotency: with(func(k *routes.Idempotency) { k.RefusalsSpeak = true })}),
 		route("keyed-unreviewed", routes.Contract{Idempotency: with(func(k *routes.Idempotency) { k.Reviewed = "" })}),
 		route("keyed-retry", routes.Contract{Idempotency: keyContract(), Retry: budget(false)}),
 		route("keyed-background", routes.Contract{Idempotency: keyContract(), Retry: budget(true)}),
@@ -346,6 +346,11 @@ func TestRemoteKeyAnswers(t *testing.T) {
 		if r := b.do(t, keyed(host, "k8", "x8")); facts(r).Outcome != outcome.Unknown {
 			t.Errorf("A10 %s: a 401 speaks of the caller, not of the key: %+v", host, facts(r))
 		}
+		b.tr.play = script(lost, answerWith(503, "busy", "Retry-After", "5"))
+		b.do(t, keyed(host, "k9", "x9"))
+		if r := b.do(t, keyed(host, "k9", "x9")); facts(r).Outcome == outcome.Rejected {
+			t.Errorf("A10 %s: a 503 speaks of the service, not of the key: %+v", host, facts(r))
+		}
 	}
 	b.tr.play = answerWith(409, "there already")
 	r = b.do(t, post("meaning.example.test", "/v1/a", "x"))
@@ -613,11 +618,92 @@ func TestLeaseLostBeforeDispatch(t *testing.T) {
 		if b.tr.count() != 2 || r.Envelope == nil && r.Status != 201 {
 			t.Errorf("%d dispatches; the slow one was told %d", b.tr.count(), r.Status)
 		}
+		if r.Status != 201 || readBody(t, r) != "made" || r.Header.Get(outcome.HeaderReplayed) != first.ID.String() {
+			t.Errorf("the slow worker's caller gets %d", r.Status)
+		}
 		last := rec.Attempts[len(rec.Attempts)-1]
 		if last.Facts.Code != outcome.CodeLeaseLost || last.Facts.Outcome != outcome.NotAttempted || rec.Facts != outcome.Success() || facts(r) != outcome.Success() {
 			t.Errorf("%+v, the action %+v, told %+v", last.Facts, rec.Facts, facts(r))
 		}
 	})
+}
+
+// TestOvertakenWhileTheOtherRuns: the answer of who was overtaken is not a 202, which its
+// client would take for the result (L7).
+func TestOvertakenWhileTheOtherRuns(t *testing.T) {
+	contract.Covers(t, "J2", "L7", "A9")
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.tr.play = lost
+		first := b.do(t, keyed("keyed", "k", "x"))
+		var paused atomic.Bool
+		b.tr.made = func() {
+			if !paused.Swap(true) {
+				time.Sleep(10 * time.Second)
+			}
+		}
+		slow := make(chan *Reply)
+		go func() { slow <- b.Do(context.Background(), keyed("keyed", "k", "x")) }()
+		time.Sleep(5 * time.Second)
+		b.tr.play = func(ctx context.Context, out *Outgoing, sink Sink) Ending {
+			time.Sleep(20 * time.Second)
+			return answerWith(201, "made")(ctx, out, sink)
+		}
+		other := make(chan *Reply)
+		go func() { other <- b.Do(context.Background(), keyed("keyed", "k", "x")) }()
+		r := <-slow
+		if r.ID != first.ID || r.Status != 409 || r.Envelope.Error.Code != outcome.CodeLeaseHeld || r.Envelope.Error.Outcome != outcome.Unknown {
+			t.Errorf("%d %+v", r.Status, r.Envelope.Error)
+		}
+		if r := <-other; r.Status != 201 || b.tr.count() != 2 {
+			t.Errorf("%d, %d dispatches", r.Status, b.tr.count())
+		}
+	})
+}
+
+// TestKeyOfAResolvedAction: an action that a person resolved has no answer to give again,
+// and nothing to wait for.
+func TestKeyOfAResolvedAction(t *testing.T) {
+	contract.Covers(t, "I9", "H7", "L7")
+	b := newBench(t)
+	b.tr.play = lost
+	first := b.do(t, keyed("keyed", "k", "x"))
+	if _, err := b.Attest(t.Context(), first.ID, Attestation{Outcome: outcome.Committed, Operator: "alice", Reason: "it is in the books"}); err != nil {
+		t.Fatal(err)
+	}
+	r := b.do(t, keyed("keyed", "k", "x"))
+	if r.ID != first.ID || r.Status != 410 || r.Envelope.Error == nil || r.Envelope.Error.Code != outcome.CodeResultNotRetained || r.Envelope.Error.Outcome != outcome.Committed || b.tr.count() != 1 {
+		t.Errorf("%d %+v", r.Status, r.Envelope.Error)
+	}
+}
+
+// TestResolvedWhileItRepeats: what a query finds out while a further attempt is under way
+// decides, and its caller gets no 200 or 202 of Waybill's own for it.
+func TestResolvedWhileItRepeats(t *testing.T) {
+	contract.Covers(t, "A9", "A10", "K2", "L7")
+	for name, play := range map[string]func(context.Context, *Outgoing, Sink) Ending{"lost": lost, "refused": answerWith(400, "bad"), "not sent": nil} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.tr.play = lost
+			first := b.do(t, keyed("keyed", "k", "x"))
+			found := Event{Type: Reconciled, At: time.Now(), Resolution: &Resolution{Facts: outcome.Success(), Source: outcome.RemoteQuery, Covers: 1}}
+			note := func() {
+				if _, err := b.j.Append(context.Background(), Batch{Action: first.ID, Events: []Event{found}}); err != nil {
+					t.Error(err)
+				}
+			}
+			if b.tr.play = func(ctx context.Context, out *Outgoing, sink Sink) Ending { note(); return play(ctx, out, sink) }; play == nil {
+				b.tr.made = note
+			}
+			r := b.do(t, keyed("keyed", "k", "x"))
+			if r.ID != first.ID || r.Status != 410 || facts(r) != outcome.Success() || r.Envelope.Error == nil || r.Envelope.Error.Outcome != outcome.Committed {
+				t.Errorf("%d %+v", r.Status, r.Envelope)
+			}
+			if want := 2; play == nil && b.tr.count() != 1 || play != nil && b.tr.count() != want {
+				t.Errorf("%d sent", b.tr.count())
+			}
+		})
+	}
 }
 
 // TestTwentyWorkers: LS-03(b): one gets the lease, the others are told that it is held.

@@ -76,9 +76,10 @@ func (a *action) said(e *Ended, status int) {
 		e.Reason = "remote_key_mismatch"
 		return
 	}
-	// A refusal of who asks or how often says nothing about the key.
+	// A refusal of who asks or how often, or by a service that is not up to it, says nothing
+	// about the key.
 	switch status {
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired, http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
+	case http.StatusServiceUnavailable, http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired, http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
 	default:
 		e.Speaks = c.RefusalsSpeak
 	}

@@ -336,7 +336,7 @@ func (a *action) lateLeaving(cause string) {
 // for it, so its facts are the ones that were handed over.
 func (a *action) current(r Receipt, f outcome.Facts) Record {
 	if r.Record.Events > 0 {
-		return r.Record
+		return r.Record.At(a.p.windowNow())
 	}
 	rec := Record{ID: a.id, Caller: a.s.Caller.ID, RequestID: a.accepted.RequestID, Method: a.s.Method, Target: a.accepted.Target, Relaxed: true,
 		Facts: f, Ended: true, AcceptedAt: a.start, EndedAt: a.now(),

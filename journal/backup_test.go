@@ -8,12 +8,73 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"waybill/dispatch"
 	"waybill/internal/contract"
 	"waybill/journal/internal/hooks"
 	"waybill/outcome"
 )
+
+// TestBackupOfAHeldRequest: what waited for an approval when the backup was taken may have
+// been sent since: a restored journal does not offer it again.
+func TestBackupOfAHeldRequest(t *testing.T) {
+	contract.Covers(t, "F2", "D3", "M5")
+	dir := tempDir(t)
+	j := openTest(t, dir, nil)
+	bound := evBound("f")
+	bound.Bound.Approval = true
+	now := time.Now()
+	asked := dispatch.Event{Type: dispatch.ApprovalRequested, At: now, Approval: &dispatch.Approval{Fingerprint: "sha256:1", ExpiresAt: now.Add(time.Hour), Held: dispatch.Held{Chunks: 1, Bytes: 4}}}
+	yes := dispatch.Event{Type: dispatch.ApprovalDecided, At: now, Decision: &dispatch.Decision{Verdict: dispatch.Approved, By: "alice", Via: "admin"}}
+	waits, approved := newID(), newID()
+	for _, id := range []dispatch.ActionID{waits, approved} {
+		mustAppend(t, j, dispatch.Batch{Action: id, Events: []dispatch.Event{evAccepted("ci", ""), bound, asked}, Chunks: []dispatch.Chunk{{Attempt: dispatch.HeldRequest, Last: true, Data: []byte("held")}}})
+	}
+	mustAppend(t, j, dispatch.Batch{Action: approved, Events: []dispatch.Event{yes}})
+	var file bytes.Buffer
+	if _, err := j.Backup(bg, &file); err != nil {
+		t.Fatal(err)
+	}
+	closeTest(t, j)
+	key, err := ReadKey(filepath.Join(dir, nameKey))
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := filepath.Join(t.TempDir(), "journal")
+	if _, err := Restore(bg, bytes.NewReader(file.Bytes()), to, key, nil); err != nil {
+		t.Fatal(err)
+	}
+	reader := testOptions(to, nil)
+	reader.ReadOnly = true
+	j, _ = openWith(t, reader)
+	for _, id := range []dispatch.ActionID{waits, approved} {
+		if rec, _ := j.Action(bg, id); rec.Facts.Outcome == outcome.NotAttempted && rec.Ended {
+			t.Errorf("read only: %+v", rec.Facts)
+		}
+	}
+	closeTest(t, j)
+	j, _ = openWith(t, testOptions(to, nil))
+	if err := j.Acknowledge("this is the last backup"); err != nil {
+		t.Fatal(err)
+	}
+	closeTest(t, j)
+	j, _ = openWith(t, testOptions(to, nil))
+	for _, id := range []dispatch.ActionID{waits, approved} {
+		if rec := mustAction(t, j, id); rec.Facts.Outcome != outcome.Unknown || rec.AwaitsApproval() || !rec.Ended {
+			t.Errorf("%+v, awaits %v", rec.Facts, rec.AwaitsApproval())
+		}
+	}
+	mustVerify(t, j)
+	closeTest(t, j)
+	// The journal itself goes on with both.
+	j = openTest(t, dir, nil)
+	for _, id := range []dispatch.ActionID{waits, approved} {
+		if rec := mustAction(t, j, id); !rec.AwaitsApproval() {
+			t.Errorf("%+v", rec.Facts)
+		}
+	}
+}
 
 // TestBackup: a copy taken under load is one moment of the journal; restored it
 // verifies, is in quarantine, and goes on after an acknowledgement.

@@ -113,6 +113,19 @@ func TestKeyIsTakenOnce(t *testing.T) {
 	if _, err := j.KeptRequest(ctx, id); !errors.Is(err, dispatch.ErrNoRequest) {
 		t.Errorf("kept after it was resolved: %v", err)
 	}
+	// Where the window of a key is over, readers see what follows from that (I5).
+	over := keyedBatch(newID(), "over")
+	over.Events[1].Bound.Key.ExpiresAt = time.Now().Add(-time.Second)
+	mustAppend(t, j, over)
+	mustAppend(t, j, dispatch.Batch{Action: over.Action, Events: []dispatch.Event{evResolved(1, unknown)}})
+	if rec := mustAction(t, j, over.Action); rec.Facts.Retry != outcome.Reconcile {
+		t.Errorf("the window is over, and the advice is %s", rec.Facts.Retry)
+	}
+	for rec, err := range j.Actions(ctx, dispatch.Filter{}) {
+		if err != nil || rec.ID == over.Action && rec.Facts.Retry != outcome.Reconcile {
+			t.Errorf("%s %v", rec.Facts.Retry, err)
+		}
+	}
 	// A key that its holder gave up goes to the one that names it.
 	other := keyedBatch(newID(), "k")
 	if _, err := j.Append(ctx, other); !errors.Is(err, dispatch.ErrKeyTaken) {

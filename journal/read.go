@@ -33,7 +33,7 @@ func (j *Journal) Action(_ context.Context, id dispatch.ActionID) (dispatch.Reco
 		if _, ahead := j.named[id]; ahead || !p.rec.Ended {
 			return p.rec, dispatch.ErrQuarantined
 		}
-		return p.rec, nil
+		return p.rec.At(j.opt.Now()), nil
 	}
 	if p == nil {
 		if _, lost := j.named[id]; lost && j.opt.ReadOnly {

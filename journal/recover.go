@@ -157,6 +157,11 @@ func (j *Journal) open() error {
 		return err
 	}
 	at.unnamed = w.unnamed(&at)
+	if j.folder.has(nameRestored) {
+		// The journal that the backup was taken of went on: what was open may have been sent
+		// since, an approved request above all (F2, D3).
+		at.unnamed = max(at.unnamed, at.head.seq)
+	}
 	j.unnamed = at.unnamed
 	j.c.head, j.c.checkpoint = at.head, at.checkpoint
 	j.stats.seq.Store(at.head.seq)
@@ -810,14 +815,15 @@ func (j *Journal) newestEvent() (at time.Time) {
 	return at
 }
 
-// project returns a record as readers see it. Where nothing can be written – in
+// project returns a record as readers see it: advice whose time is over is not given (I5).
+// Where nothing can be written – in
 // quarantine and when opened for reading – an action found open is shown as a start
 // would close it, never as running.
 func (j *Journal) project(rec dispatch.Record) dispatch.Record {
-	if !j.opt.ReadOnly {
-		return rec
-	}
 	now := j.opt.Now()
+	if !j.opt.ReadOnly {
+		return rec.At(now)
+	}
 	seq := j.stats.seq.Load() + 1
 	if l, ok := j.named[rec.ID]; ok && (!l.refused || rec.Events == 0) {
 		ev := dispatch.LostAction(l.attempt, now)
@@ -836,5 +842,5 @@ func (j *Journal) project(rec dispatch.Record) dispatch.Record {
 			rec = next
 		}
 	}
-	return rec
+	return rec.At(now)
 }

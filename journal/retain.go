@@ -458,7 +458,7 @@ func (j *Journal) remove(ids []dispatch.ActionID, base uint64) (removed int, err
 				return 0, err
 			}
 		}
-		if chunks && len(results) == 0 { // of attempts without a result
+		if chunks { // of attempts without a result, too
 			if err := j.removeKeys(append([]byte{famChunk}, id[:]...), nil); err != nil {
 				return 0, err
 			}
@@ -521,6 +521,15 @@ func (j *Journal) everything(txn *badger.Txn, p *projection) (out []entry, bytes
 			return nil, 0, err
 		} else if found && string(v) == string(id[:]) {
 			gone(key)
+		}
+	}
+	if rec.Bound != nil && rec.Bound.Budget != nil && rec.Bound.Budget.Background {
+		for i := range (maxKept + dispatch.MaxChunkBytes - 1) / dispatch.MaxChunkBytes {
+			if _, found, err := has(txn, keyKept(id, i)); err != nil {
+				return nil, 0, err
+			} else if found {
+				gone(keyKept(id, i))
+			}
 		}
 	}
 	of := func(prefix []byte) {

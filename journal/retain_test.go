@@ -15,6 +15,7 @@ import (
 	"waybill/dispatch"
 	"waybill/internal/contract"
 	"waybill/journal/internal/hooks"
+	"waybill/outcome"
 )
 
 // actionsOf appends n ended actions with results of size bytes.
@@ -57,6 +58,22 @@ func TestRetentionByAge(t *testing.T) {
 	mustAppend(t, j, dispatch.Batch{Action: lost, Events: []dispatch.Event{evResolved(1, unknown)}})
 	refused := newID()
 	mustAppend(t, j, dispatch.Batch{Action: refused, Events: []dispatch.Event{evAccepted("ci", ""), evRefused()}})
+	// Refused with a time to wait, its request kept for repeats; the attempt before left a part.
+	kept := keyedBatch(newID(), "kept")
+	mustAppend(t, j, kept)
+	mustAppend(t, j, dispatch.Batch{Action: kept.Action, Chunks: []dispatch.Chunk{{Attempt: 1, Data: []byte("a part")}}})
+	mustAppend(t, j, dispatch.Batch{Action: kept.Action, Events: []dispatch.Event{evResolved(1, facts(outcome.RemoteExecution, outcome.Unknown, outcome.SameIdempotencyKey, outcome.CodeRemoteResultIncomplete))}})
+	mustAppend(t, j, dispatch.Batch{Action: kept.Action, Events: []dispatch.Event{evLease(2), evRepeat(2, 2)}})
+	full := toResult(kept.Action, []byte("busy"))
+	for i := range full.Events {
+		full.Events[i].Attempt = 2
+	}
+	full.Chunks[0].Attempt = 2
+	mustAppend(t, j, full)
+	waiting := keyedBatch(newID(), "waiting")
+	mustAppend(t, j, waiting)
+	mustAppend(t, j, dispatch.Batch{Action: waiting.Action, Events: []dispatch.Event{evResponse(1, 429), evResolved(1, facts(outcome.RemoteExecution, outcome.Rejected, outcome.Backoff, outcome.CodeRemoteRejected))}})
+	old = append(old, kept.Action, waiting.Action)
 	now := time.Now()
 	retain := func(at time.Time) Retained {
 		t.Helper()
@@ -77,6 +94,9 @@ func TestRetentionByAge(t *testing.T) {
 	r := retain(now.Add(31 * 24 * time.Hour))
 	if r.Actions != len(old)+1 || gone(t, j, old...) != len(old) || gone(t, j, refused) != 1 || gone(t, j, young...) != 0 || gone(t, j, open, lost) != 0 {
 		t.Errorf("%+v, %d of %d old and %d young are gone", r, gone(t, j, old...), len(old), gone(t, j, young...))
+	}
+	if ids, err := j.KeptActions(bg); err != nil || len(ids) != 0 {
+		t.Errorf("requests of removed actions are kept: %v %v", ids, err)
 	}
 	_, err := j.ByRequestID(bg, "ci", old[0].String())
 	wantErr(t, err, dispatch.ErrActionNotFound)
