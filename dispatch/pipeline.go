@@ -186,11 +186,11 @@ type action struct {
 	setup       *SetupError
 	// For the route's upstream proxy: the field value, and the credential's id and version.
 	proxyAuthorization, proxyVersion string
-	claimed     bool
-	accepted    Accepted
-	recorded    bool   // ACTION_ACCEPTED was appended
-	started     Record // the projection with DISPATCH_STARTED
-	noted       bool   // the local cause is on record
+	claimed                          bool
+	accepted                         Accepted
+	recorded                         bool   // ACTION_ACCEPTED was appended
+	started                          Record // the projection with DISPATCH_STARTED
+	noted                            bool   // the local cause is on record
 
 	slot       *use          // what it counts against (V4)
 	retryAfter time.Duration // of a refusal

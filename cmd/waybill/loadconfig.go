@@ -24,6 +24,7 @@ type loadedConfig struct {
 	adminListen   string
 	journal       config.Journal
 	audit         config.Audit
+	approvals     config.Approvals
 	files         []string // whose content is part of it, the file itself first
 }
 
@@ -43,7 +44,7 @@ func loadFile(path string, own *vault.Vault) (*loadedConfig, []config.Problem, e
 	}
 	out := &loadedConfig{
 		snapshot: c.Snapshot, credentials: store,
-		proxyListen: c.Listen.Proxy, sshListen: c.Listen.SSH, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin, journal: c.Journal, audit: c.Audit,
+		proxyListen: c.Listen.Proxy, sshListen: c.Listen.SSH, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin, journal: c.Journal, audit: c.Audit, approvals: c.Approvals,
 		files: append([]string{path}, c.Files...),
 	}
 	for _, caller := range c.Callers {

@@ -79,14 +79,18 @@ type server struct {
 	vault     *vault.Vault
 	admin     *http.Server
 	health    *http.Server
-	watch     func() // stops watching the configuration
-	path      string // of the configuration
-	started   time.Time
-	data      string
-	public    bool // the proxy is not on loopback only
-	draining  atomic.Bool
-	closers   []func() error // in order of start; run backwards when the start fails
-	tasks     sync.WaitGroup
+	decisions *http.Server // nil: none
+	notifier  *notifier    // nil: none
+	// stopNotify ends what the notifier still tries; nil without one.
+	stopNotify func()
+	watch      func() // stops watching the configuration
+	path       string // of the configuration
+	started    time.Time
+	data       string
+	public     bool // the proxy is not on loopback only
+	draining   atomic.Bool
+	closers    []func() error // in order of start; run backwards when the start fails
+	tasks      sync.WaitGroup
 }
 
 // currentCallers is the Authenticator that a reload exchanges.
@@ -148,6 +152,9 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	if s.sshCA, err = ensureSSHCA(opts.data); err != nil {
 		return nil, err
 	}
+	if s.notifier, err = s.newNotifier(cfg.approvals); err != nil {
+		return nil, err
+	}
 	s.openPipeline(cfg, ca)
 	s.front = proxy.New(proxy.Config{
 		Pipeline: s.pipeline, Journal: s.journal, CA: ca, SSHCA: s.sshCA, Callers: s.callers, Sessions: sessions,
@@ -161,6 +168,7 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	if err := s.resumeApprovals(ctx); err != nil {
 		return nil, err
 	}
+	s.announceAgain(ctx)
 	s.metrics.Reloaded(true, time.Now())
 	s.reportSecrets(ctx, cfg)
 	s.watch = s.watchConfig(a, cfg.files)
@@ -251,8 +259,13 @@ func (s *server) openPipeline(cfg *loadedConfig, ca *proxy.CA) {
 	s.closers = append(s.closers, func() error { s.transport.Close(); return nil })
 	s.ssh = sshx.New(sshx.Config{Dial: s.transport.Dial, Logger: s.log})
 	s.closers = append(s.closers, func() error { s.ssh.Close(); return nil })
+	var tell func(dispatch.ApprovalView)
+	if s.notifier != nil {
+		tell = s.notifier.tell
+	}
 	s.pipeline = dispatch.New(dispatch.Config{
-		Journal: s.journal, Transport: s.transport, SSH: s.ssh, Metrics: s.metrics, Logger: s.log,
+		OnApproval: tell,
+		Journal:    s.journal, Transport: s.transport, SSH: s.ssh, Metrics: s.metrics, Logger: s.log,
 		Binding: &dispatch.Binding{Snapshot: cfg.snapshot, Credentials: cfg.credentials},
 		// Of this instance: two proxies behind each other are no loop (RFC 9110 §7.6.3).
 		Pseudonym: "waybill-" + hex.EncodeToString(own[:4]),
@@ -302,6 +315,9 @@ func (s *server) listen(ctx context.Context, opts serverOptions, cfg *loadedConf
 		s.health.Handler = proxy.HealthHandler(s.metrics.Handler(), nil, s.ready)
 		s.health.WriteTimeout = time.Minute
 		s.serve("metrics", func() error { return s.health.Serve(l) })
+	}
+	if err := s.listenDecisions(cfg.approvals); err != nil {
+		return err
 	}
 	s.serve("admin", func() error { return s.admin.Serve(admin) })
 	s.serve("proxy", func() error { return s.front.Serve(context.WithoutCancel(ctx), front) })
@@ -404,6 +420,12 @@ func (s *server) shutdown(ctx context.Context) error {
 	defer cancel()
 	if s.admin.Shutdown(short) != nil {
 		_ = s.admin.Close() // someone is tailing
+	}
+	if s.stopNotify != nil {
+		s.stopNotify()
+	}
+	if s.decisions != nil && s.decisions.Shutdown(short) != nil {
+		_ = s.decisions.Close()
 	}
 	if s.health != nil && s.health.Shutdown(short) != nil {
 		_ = s.health.Close()

@@ -35,6 +35,8 @@ type Config struct {
 	Journal Journal
 	// Audit says whether an audit log is written. It is read at a start.
 	Audit Audit
+	// Approvals say who is told of them and where signed decisions are taken. Read at a start.
+	Approvals Approvals
 	// Callers are who may use the proxy. Empty: anybody who reaches a loopback
 	// listener (CONTRACT V4).
 	Callers []Caller
@@ -315,7 +317,7 @@ func badText(data []byte) (*yaml.Node, bool) {
 }
 
 var rootSchema = schema{
-	keys: []string{"version", "listen", "journal", "audit", "callers", "credentials", "routes", "default"},
+	keys: []string{"version", "listen", "journal", "audit", "approvals", "callers", "credentials", "routes", "default"},
 }
 
 func (r *reader) root(n *yaml.Node) *Config {
@@ -355,6 +357,9 @@ func (r *reader) root(n *yaml.Node) *Config {
 	}
 	if len(list) == 0 && def == routes.Deny {
 		r.warn(o.node, "routes", "there are no routes: every request is refused", "add one")
+	}
+	if v, path, ok := o.get("approvals"); ok {
+		c.Approvals = r.approvals(v, path, creds)
 	}
 	for _, cr := range creds.list {
 		if !cr.used {

@@ -287,7 +287,9 @@ func TestSchemaKeys(t *testing.T) {
 		"reconcile": {doc.Defs["reconcile"], reconcileSchema}, "async": {doc.Defs["async"], asyncSchema}, "batch": {doc.Defs["batch"], batchSchema},
 		"marker": {doc.Defs["marker"], markerSchema}, "condition": {doc.Defs["condition"], conditionSchema},
 		"upstream": {doc.Defs["upstream"], upstreamSchema}, "limits": {doc.Defs["limits"], limitsSchema},
-		"approval": {doc.Defs["approval"], approvalSchema}, "approval-rule": {doc.Defs["approval-rule"], approvalRuleSchema},
+		"approvals": {doc.Defs["approvals"], approvalsSchema}, "notify": {doc.Defs["notify"], notifySchema}, "decisions": {doc.Defs["decisions"], decisionsSchema},
+		"upstreamProxy": {doc.Defs["upstreamProxy"], upstreamProxySchema},
+		"approval":      {doc.Defs["approval"], approvalSchema}, "approval-rule": {doc.Defs["approval-rule"], approvalRuleSchema},
 		"ssh": {doc.Defs["ssh"], sshSchema}, "command": {doc.Defs["command"], commandSchema}, "confirm": {doc.Defs["confirm"], confirmSchema},
 		"verdict": {doc.Defs["verdict"], verdictSchema}, "jump": {doc.Defs["jump"], jumpSchema},
 	} {

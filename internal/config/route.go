@@ -32,8 +32,8 @@ var (
 		keys: []string{"repeatable", "refused_before_execution", "close_delimited", "end_marker", "idempotency", "conditional", "responses", "retry", "on_repeat", "reconcile", "async", "batch", "marker"},
 	}
 	upstreamSchema = schema{
-		keys:    []string{"scheme", "roots", "roots_only", "pins", "resolve", "allow_private", "allow_plaintext", "refuse_plaintext", "proxy"},
-		hints:   map[string]string{"insecure": "certificates are always verified; write roots: with the CA of the service", "insecure_skip_verify": "certificates are always verified; write roots: with the CA of the service"},
+		keys:  []string{"scheme", "roots", "roots_only", "pins", "resolve", "allow_private", "allow_plaintext", "refuse_plaintext", "proxy"},
+		hints: map[string]string{"insecure": "certificates are always verified; write roots: with the CA of the service", "insecure_skip_verify": "certificates are always verified; write roots: with the CA of the service"},
 	}
 	limitsSchema = schema{keys: []string{"request", "buffer", "response", "timeout", "idle", "hold", "connect", "tries", "duplicates", "retention", "rate", "burst", "concurrent"}}
 )
@@ -47,7 +47,7 @@ func homeOf(key string) string {
 		{"the top level", rootSchema},
 		{"a route", routeSchema}, {"match of a route", matchSchema}, {"an entry of inject", injectSchema}, {"ssh of a route", sshSchema}, {"an entry of commands", commandSchema}, {"approval of a route", approvalSchema}, {"an entry of when", approvalRuleSchema}, {"contract of a route", contractSchema}, {"idempotency of a contract", idempotencySchema}, {"retry of a contract", retrySchema},
 		{"upstream of a route", upstreamSchema}, {"limits of a route", limitsSchema}, {"listen", listenSchema}, {"from of a credential", sourceSchema},
-		{"proxy of upstream", upstreamProxySchema}, {"reconcile of a contract", reconcileSchema}, {"async of a contract", asyncSchema}, {"batch of a contract", batchSchema},
+		{"proxy of upstream", upstreamProxySchema}, {"approvals", approvalsSchema}, {"notify of approvals", notifySchema}, {"reconcile of a contract", reconcileSchema}, {"async of a contract", asyncSchema}, {"batch of a contract", batchSchema},
 	} {
 		if _, unbuilt := s.s.unbuilt[key]; unbuilt || contains(s.s.keys, key) {
 			return s.name
