@@ -283,6 +283,10 @@ func shownCommand(out *Outgoing) string {
 func (a *action) chooseExec(context.Context) *Refusal {
 	x := a.s.Exec
 	r, match, miss := a.binding.Snapshot.MatchSSH(a.addressed, x.User, x.Command)
+	if in := a.s.Internal; in != nil {
+		a.accepted.Link = &in.Link
+		r, match = confirmingMatch(a.binding.Snapshot, in, a.addressed, x)
+	}
 	if r == nil {
 		return refusal(miss.Code(), miss.Field(), miss.Kind.String(), miss.Detail(a.s.Caller.Name))
 	}
@@ -303,6 +307,9 @@ func (a *action) chooseExec(context.Context) *Refusal {
 	a.execEnv = env
 	a.repeatable = match.Rule.Repeatable
 	a.advice = outcome.ByContract(a.repeatable, false)
+	if match.Rule.Reconcile != nil {
+		a.recallCommand(match)
+	}
 	return nil
 }
 

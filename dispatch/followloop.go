@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"waybill/outcome"
+	"waybill/routes"
 )
 
 // followUps is what a pipeline knows of unresolved actions and jobs.
@@ -191,10 +192,21 @@ func (p *Pipeline) followAll(ctx context.Context, changed <-chan ActionID, lost 
 	}
 }
 
+// querySchedule is how the action's query is made; nil: there is none.
+func (p *Pipeline) querySchedule(rec *Record) *routes.Reconcile {
+	if rec.Bound.Recall.Rule != "" {
+		return p.confirmSchedule(rec)
+	}
+	if route := p.routeNamed(rec.Bound.Route); route != nil {
+		return route.Contract.Reconcile
+	}
+	return nil
+}
+
 // followsAnything reports whether any route asks for follow-up work.
 func (p *Pipeline) followsAnything() bool {
 	for _, r := range p.binding.Load().Snapshot.Routes() {
-		if r.Contract.Reconcile != nil || r.Contract.Async != nil {
+		if r.Contract.Reconcile != nil || r.Contract.Async != nil || r.Confirms() {
 			return true
 		}
 	}
@@ -213,11 +225,10 @@ func (p *Pipeline) nextLook(rec *Record) (time.Time, bool) {
 	if !rec.Ended || rec.Bound == nil || rec.Bound.Recall == nil || !rec.AskMore() {
 		return time.Time{}, false
 	}
-	route := p.routeNamed(rec.Bound.Route)
-	if route == nil || route.Contract.Reconcile == nil || route.Contract.Reconcile.Manual || rec.Asked >= route.Contract.Reconcile.Tries {
+	q := p.querySchedule(rec)
+	if q == nil || q.Manual || rec.Asked >= q.Tries {
 		return time.Time{}, false
 	}
-	q := route.Contract.Reconcile
 	from := rec.EndedAt
 	if rec.Asked > 0 {
 		from = rec.AskedAt

@@ -35,6 +35,9 @@ type Recall struct {
 	Marker string `json:"marker,omitempty"`
 	// Items are the children of a batch (F7).
 	Items *ItemList `json:"items,omitempty"`
+	// Rule is the pattern of a command that has a confirming one (I8), whose groups are
+	// in Values.
+	Rule string `json:"rule,omitempty"`
 }
 
 // ItemList is what a batch asks for.

@@ -24,6 +24,8 @@ type Internal struct {
 	// From is the origin that named the target. Another origin gets no credential unless
 	// its route allows that (CONTRACT R3, A7).
 	From string
+	// Route and Rule are those of the command that a confirming command asks about.
+	Route, Rule string
 }
 
 const (

@@ -101,6 +101,8 @@ func (p *Pipeline) reconcile(ctx context.Context, id ActionID) (Record, error) {
 		return rec, ErrNothingToReconcile
 	case rec.Bound == nil:
 		return rec, ErrNoQuery
+	case rec.Bound.Recall != nil && rec.Bound.Recall.Rule != "":
+		return p.confirm(ctx, &rec)
 	}
 	route := p.routeNamed(rec.Bound.Route)
 	if route == nil || route.Contract.Reconcile == nil {
@@ -119,12 +121,17 @@ func (p *Pipeline) reconcile(ctx context.Context, id ActionID) (Record, error) {
 	if ans.notMade {
 		return rec, fmt.Errorf("%w: %s", ErrNotWritten, ans.reason)
 	}
-	res := judge(q, ans, late(&rec, q, asked, seen))
-	res.Covers, res.Query, res.At = covers, ans.id.String(), p.cfg.Clock.Now()
+	return p.reconciled(ctx, &rec, covers, ans.id, judge(q, ans, late(&rec, q, asked, seen)))
+}
+
+// reconciled records what a query says.
+func (p *Pipeline) reconciled(ctx context.Context, rec *Record, covers int, query ActionID, res Resolution) (Record, error) {
+	id := rec.ID
+	res.Covers, res.Query, res.At = covers, query.String(), p.cfg.Clock.Now()
 	killpoint.At("reconcile-asked")
 	receipt, err := p.cfg.Journal.Append(ctx, Batch{Action: id, Events: []Event{{Type: Reconciled, At: p.cfg.Clock.Now(), Resolution: &res}}})
 	if err != nil {
-		return rec, err
+		return *rec, err
 	}
 	p.cfg.Logger.Info("reconciled", slog.String("action", id.String()), slog.String("query", res.Query), slog.String("outcome", res.Outcome.String()), slog.String("rule", res.Rule), slog.Any("reason", res.Reason))
 	return receipt.Record, nil
@@ -241,15 +248,7 @@ func (p *Pipeline) ask(ctx context.Context, s *Submission, limit time.Duration) 
 	reply.HandedOver(nil)
 	a := answered{id: reply.ID}
 	if env := reply.Envelope; env != nil {
-		a.reason = "query_failed"
-		if env.Error != nil {
-			a.reason = strings.ToLower(env.Error.Code.String())
-			switch env.Error.Code {
-			case outcome.CodeDraining, outcome.CodeJournalUnavailable, outcome.CodeJournalIndeterminate, outcome.CodeRateLimited:
-				a.notMade = true
-			}
-			a.final = env.Error.Outcome == outcome.NotAttempted && env.Error.Retry != outcome.Backoff && env.Error.Phase == outcome.Validation
-		}
+		a.failed(env)
 		return a
 	}
 	switch {
@@ -265,6 +264,20 @@ func (p *Pipeline) ask(ctx context.Context, s *Submission, limit time.Duration) 
 	}
 	a.status, a.header, a.doc = reply.Status, reply.Header, routes.ParseDocument(raw)
 	return a
+}
+
+// failed takes why there is no answer.
+func (a *answered) failed(env *outcome.Envelope) {
+	a.reason = "query_failed"
+	if env.Error == nil {
+		return
+	}
+	a.reason = strings.ToLower(env.Error.Code.String())
+	switch env.Error.Code {
+	case outcome.CodeDraining, outcome.CodeJournalUnavailable, outcome.CodeJournalIndeterminate, outcome.CodeRateLimited:
+		a.notMade = true
+	}
+	a.final = env.Error.Outcome == outcome.NotAttempted && env.Error.Retry != outcome.Backoff && env.Error.Phase == outcome.Validation
 }
 
 // late reports whether an effect of the last attempt would show by now. Both the clock and

@@ -71,7 +71,8 @@ type Command struct {
 	Reconcile *Confirm
 }
 
-// Confirm is a command that tells what became of another one (CONTRACT I8, K6).
+// Confirm is a command that tells what became of another one (CONTRACT I8, K6). It runs
+// at the target and as the user of that one, with its route's key.
 type Confirm struct {
 	// Command may hold ${action_id}, and ${1} to ${9} for the groups of Regexp, which are
 	// quoted for the shell.
@@ -79,6 +80,13 @@ type Confirm struct {
 	// CommittedWhen and RejectedWhen map its complete result; what neither takes leaves
 	// the outcome unknown. nil takes nothing.
 	CommittedWhen, RejectedWhen *Verdict
+	// VisibleAfter is the longest time from the end of an attempt until its effect shows: a
+	// command whose connection was lost may go on. RejectedWhen counts only afterwards.
+	VisibleAfter time.Duration
+	// Manual, Every, MaxEvery and Tries are as in Reconcile.
+	Manual          bool
+	Every, MaxEvery time.Duration
+	Tries           int
 }
 
 // Verdict takes a result by its exit status and its output. All conditions must hold.
@@ -103,21 +111,73 @@ type CommandMatch struct {
 	Captures []string // of Regexp, the whole match first; nil without
 }
 
-// Confirming returns the confirming command for an action, or "".
-func (m *CommandMatch) Confirming(actionID string) string {
-	if m == nil || m.Rule == nil || m.Rule.Reconcile == nil {
-		return ""
+// Captured returns the groups that the confirming command names, by number.
+func (m *CommandMatch) Captured() map[string]string {
+	out := make(map[string]string)
+	for _, v := range confirmVariable.FindAllStringSubmatch(m.Rule.Reconcile.Command, -1) {
+		if n, err := strconv.Atoi(v[1]); err == nil && n < len(m.Captures) {
+			out[v[1]] = m.Captures[n]
+		}
 	}
-	return confirmVariable.ReplaceAllStringFunc(m.Rule.Reconcile.Command, func(v string) string {
+	return out
+}
+
+// Render returns the confirming command for an action, or the variable that has no value.
+func (c *Confirm) Render(actionID string, captured map[string]string) (command, missing string) {
+	command = confirmVariable.ReplaceAllStringFunc(c.Command, func(v string) string {
 		name := v[2 : len(v)-1]
 		if name == "action_id" {
 			return actionID
 		}
-		if n, err := strconv.Atoi(name); err == nil && n < len(m.Captures) {
-			return QuoteWord(m.Captures[n])
+		value, ok := captured[name]
+		if !ok {
+			missing = v
 		}
-		return "''"
+		return QuoteWord(value)
 	})
+	return command, missing
+}
+
+// Schedule is how often and from when on it is asked, with the defaults.
+func (c *Confirm) Schedule() *Reconcile {
+	q := &Reconcile{VisibleAfter: c.VisibleAfter, Manual: c.Manual, Every: c.Every, MaxEvery: c.MaxEvery, Tries: c.Tries}
+	or(&q.Every, DefaultReconcileEvery)
+	or(&q.MaxEvery, DefaultReconcileMaxEvery)
+	or(&q.Tries, DefaultReconcileTries)
+	return q
+}
+
+// Pattern is the pattern as text, by which a rule is found again.
+func (c *Command) Pattern() string {
+	switch {
+	case c.Exact != "":
+		return "exact " + c.Exact
+	case c.Regexp != "":
+		return "regexp " + c.Regexp
+	}
+	return "argv " + JoinCommand(c.Argv)
+}
+
+// Confirms reports whether a command of the route has a confirming one.
+func (r *Route) Confirms() bool {
+	return r.SSH != nil && slices.ContainsFunc(r.SSH.Commands, func(c Command) bool { return c.Reconcile != nil })
+}
+
+// Confirming is the route of that name if it takes the user at the target, and its rule
+// of that pattern, which has a confirming command; else nil. The operator's naming the
+// confirming command there is what allows it: no caller can run it by that.
+func (s *Snapshot) Confirming(name string, t Target, user, pattern string) (*Route, *Command) {
+	for _, c := range s.ssh {
+		if c.Name != name || !c.takesHost(t.Host) || !c.takesSSHPort(t.Port) || !slices.Contains(c.SSH.Users, user) {
+			continue
+		}
+		for i := range c.SSH.Commands {
+			if rule := &c.SSH.Commands[i]; rule.Reconcile != nil && rule.Pattern() == pattern {
+				return &c.Route, rule
+			}
+		}
+	}
+	return nil, nil
 }
 
 var confirmVariable = regexp.MustCompile(`\$\{(action_id|[1-9])\}`)
@@ -201,6 +261,12 @@ func (c *Command) compile() (re *regexp.Regexp, argv []*regexp.Regexp, err error
 		if v.Command == "" || v.CommittedWhen == nil && v.RejectedWhen == nil {
 			return nil, nil, errors.New("a confirming command needs a command and a rule")
 		}
+		if v.RejectedWhen != nil && v.VisibleAfter <= 0 {
+			return nil, nil, errors.New("a rule that rejects needs the longest time until an effect shows (visible_after)")
+		}
+		if min(v.VisibleAfter, v.Every, v.MaxEvery) < 0 || v.Tries < 0 {
+			return nil, nil, errors.New("a limit of the confirming command is negative")
+		}
 		for _, verdict := range []*Verdict{v.CommittedWhen, v.RejectedWhen} {
 			if verdict == nil {
 				continue
@@ -218,7 +284,13 @@ func (c *Command) compile() (re *regexp.Regexp, argv []*regexp.Regexp, err error
 		if err != nil {
 			return nil, nil, errors.New("the expression is malformed")
 		}
+		if err := c.checkGroups(re.NumSubexp()); err != nil {
+			return nil, nil, err
+		}
 		return re, nil, nil
+	}
+	if err := c.checkGroups(0); err != nil {
+		return nil, nil, err
 	}
 	for i, p := range c.Argv {
 		if p == "..." && i == len(c.Argv)-1 && i > 0 {
@@ -231,6 +303,19 @@ func (c *Command) compile() (re *regexp.Regexp, argv []*regexp.Regexp, err error
 		argv = append(argv, wordPattern(p))
 	}
 	return nil, argv, nil
+}
+
+// checkGroups reports a confirming command that names a group that is not there.
+func (c *Command) checkGroups(groups int) error {
+	if c.Reconcile == nil {
+		return nil
+	}
+	for _, v := range confirmVariable.FindAllStringSubmatch(c.Reconcile.Command, -1) {
+		if n, err := strconv.Atoi(v[1]); err == nil && n > groups {
+			return fmt.Errorf("its confirming command names %s, and the pattern has no such group", v[0])
+		}
+	}
+	return nil
 }
 
 // wordPattern compiles a pattern of one word.
@@ -520,6 +605,9 @@ func (v *Verdict) takes(exitStatus int, stdout []byte) bool {
 	}
 	if v.Stdout == "" {
 		return len(v.ExitStatus) > 0
+	}
+	if len(v.ExitStatus) == 0 && exitStatus > 125 {
+		return false // the shell could not run it, or it died: its output says nothing
 	}
 	re, err := regexp.Compile(v.Stdout)
 	return err == nil && re.Match(stdout)

@@ -3,6 +3,7 @@ package routes
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"waybill/internal/contract"
 )
@@ -36,7 +37,7 @@ func TestSplitCommand(t *testing.T) {
 func TestMatchSSH(t *testing.T) {
 	contract.Covers(t, "V1", "I8")
 	s, err := NewSnapshot([]Route{sshRoute(Command{Exact: "a; b"}, Command{Argv: []string{"scp", "-t", "/srv/**"}}, Command{Argv: []string{"run", "*"}, Repeatable: true},
-		Command{Argv: []string{"any", "..."}}, Command{Regexp: `release ([a-z]+)|x`, Reconcile: &Confirm{Command: "test ${1} ${action_id} ${2}", CommittedWhen: &Verdict{ExitStatus: []int{0}}, RejectedWhen: &Verdict{ExitStatus: []int{1}, Stdout: "no"}}})}, Deny, nil)
+		Command{Argv: []string{"any", "..."}}, Command{Regexp: `release ([a-z]+)|x`, Reconcile: &Confirm{Command: "test ${1} ${action_id}", CommittedWhen: &Verdict{ExitStatus: []int{0}}, RejectedWhen: &Verdict{ExitStatus: []int{1}, Stdout: "no"}, VisibleAfter: time.Minute}})}, Deny, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,8 +65,14 @@ func TestMatchSSH(t *testing.T) {
 		t.Error("an ssh route takes an HTTP request")
 	}
 	_, m, _ := s.MatchSSH(at, "deploy", "release abc")
-	if got := m.Confirming("act_1"); got != "test abc act_1 ''" {
+	if got, missing := m.Rule.Reconcile.Render("act_1", m.Captured()); got != "test abc act_1" || missing != "" {
+		t.Errorf("confirming command %q, %q", got, missing)
+	}
+	if got, _ := m.Rule.Reconcile.Render("act_1", map[string]string{"1": "a; reboot"}); got != "test 'a; reboot' act_1" {
 		t.Errorf("confirming command %q", got)
+	}
+	if _, missing := m.Rule.Reconcile.Render("act_1", nil); missing != "${1}" {
+		t.Errorf("missing %q", missing)
 	}
 	for _, tc := range []struct {
 		status, want int

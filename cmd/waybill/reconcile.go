@@ -52,7 +52,8 @@ func newReconcile(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reconcile ID",
 		Short: "Ask the remote side what became of an action",
-		Long: `Ask the remote side what became of an action, by the reconcile query of its route.
+		Long: `Ask the remote side what became of an action, by the reconcile query of its route,
+or for a command over SSH by the confirming command of its pattern.
 
 The query is a safe request of its own, recorded and linked to the action. What its
 answer proves is added to the action as evidence from a query; the attempt itself

@@ -26,7 +26,7 @@ var (
 		keys:  []string{"exact", "argv", "regexp", "repeatable", "exit_status", "grace", "reconcile"},
 		hints: map[string]string{"command": "write exact:, argv: or regexp:", "glob": "write argv: with a pattern for each word"},
 	}
-	confirmSchema = schema{keys: []string{"command", "committed_when", "rejected_when"}}
+	confirmSchema = schema{keys: []string{"command", "committed_when", "rejected_when", "visible_after", "background", "every", "max_every", "tries"}}
 	verdictSchema = schema{keys: []string{"exit_status", "stdout"}}
 	jumpSchema    = schema{keys: []string{"host", "port", "user", "credential", "passphrase", "certificate"}}
 
@@ -211,6 +211,15 @@ func (r *reader) confirm(n *yaml.Node, path string) *routes.Confirm {
 	c.RejectedWhen = r.verdict(o, "rejected_when")
 	if c.CommittedWhen == nil && c.RejectedWhen == nil {
 		r.fail(o.node, path, "has no rule", "add committed_when: {exit_status: [0]}")
+	}
+	c.VisibleAfter = o.duration("visible_after", time.Millisecond, day)
+	if n, path, ok := o.get("rejected_when"); ok && !o.has("visible_after") {
+		r.fail(n, path, "needs the longest time until an effect shows: a command whose connection was lost may go on", "add visible_after: 10m beside it")
+	}
+	c.Manual = !o.boolean("background", true)
+	c.Every, c.MaxEvery = o.duration("every", 10*time.Millisecond, day), o.duration("max_every", 10*time.Millisecond, day)
+	if n, path, ok := o.get("tries"); ok {
+		c.Tries, _ = r.integer(n, path, 1, 100)
 	}
 	return c
 }

@@ -78,6 +78,14 @@ func newSSHRig(t testing.TB, o sshOptions) *sshRig {
         - {exact: "exitnoclose authoritative", exit_status: authoritative, grace: 300ms}
         - exact: wait confirmed
           reconcile: {command: "say ${action_id}", committed_when: {exit_status: [0]}}
+        - regexp: "noexit ask (.*)"
+          reconcile: {command: "say ${1} ${action_id}", committed_when: {exit_status: [0], stdout: "^done act_"}, rejected_when: {exit_status: [0], stdout: "^gone act_"}, visible_after: 1ms, background: false}
+        - exact: noexit early
+          reconcile: {command: probe, rejected_when: {exit_status: [127]}, visible_after: 1h, background: false}
+        - exact: noexit broken
+          reconcile: {command: cut, committed_when: {stdout: half}, background: false}
+        - exact: cut auto
+          reconcile: {command: exit0, committed_when: {exit_status: [0]}, every: 50ms}
         - {regexp: "(exit|say|cat|wait|sig|hang|flood|signal|noexit|cut|status|close|eof|no|canary).*", grace: 500ms}
         - {argv: [execrefused]}
     upstream: {resolve: {box.test: "%s"}}
