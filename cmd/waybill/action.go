@@ -114,7 +114,7 @@ func printEvidence(row func(name, value string), ev outcome.Evidence) {
 	}
 	row("evidence", strings.Join(have, ", "))
 	row("source", string(ev.Source))
-	row("stage", string(ev.Stage))
+	row("stage", stageText(ev))
 	if ev.DispatchSequence != 0 {
 		row("dispatch", fmt.Sprintf("journal sequence %d", ev.DispatchSequence))
 	}
@@ -142,6 +142,18 @@ func printEvidence(row func(name, value string), ev outcome.Evidence) {
 	if ev.Recovered {
 		row("recovered", "found open at a start; the process had ended")
 	}
+}
+
+// stageText says what a stage is: how far connecting got, not where the action stopped
+// (that is the phase).
+func stageText(ev outcome.Evidence) string {
+	switch {
+	case ev.Stage == "":
+		return ""
+	case ev.DispatchStarted:
+		return string(ev.Stage) + "  – the last step of connecting; the request was handed over after it"
+	}
+	return string(ev.Stage) + "  – the last step of connecting that was completed"
 }
 
 // eventDetail is one line for people; --json has everything.

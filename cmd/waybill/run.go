@@ -343,6 +343,7 @@ type account struct {
 	ByOutcome  map[string]int   `json:"by_outcome"`
 	Running    int              `json:"running"`    // still running when the account was made
 	Unresolved []unresolvedItem `json:"unresolved"` // outcome unknown
+	Refused    []refusedGroup   `json:"refused"`    // not attempted or rejected, by what refused them
 }
 
 // unresolvedItem is an action that needs a look.
@@ -362,7 +363,7 @@ func (j *joined) account(ctx context.Context, a *app, s session, wait time.Durat
 	defer signal.Stop(interrupted)
 	told := false
 	for {
-		acc := &account{Session: s.ID, ByOutcome: map[string]int{}, Unresolved: []unresolvedItem{}}
+		acc := &account{Session: s.ID, ByOutcome: map[string]int{}, Unresolved: []unresolvedItem{}, Refused: []refusedGroup{}}
 		for v, err := range j.client.Actions(ctx, j.mine(s)) {
 			if err != nil {
 				return nil, err
@@ -370,7 +371,7 @@ func (j *joined) account(ctx context.Context, a *app, s session, wait time.Durat
 			acc.add(v)
 		}
 		if acc.Running == 0 || time.Now().After(deadline) {
-			return acc, nil
+			return acc, acc.nameCredentials(ctx, j.client)
 		}
 		if !told {
 			told = true
@@ -399,6 +400,7 @@ func (c *account) add(v dispatch.ActionView) {
 		c.Running++
 	}
 	c.ByOutcome[v.Outcome]++
+	c.addRefused(v)
 	if v.Outcome == outcome.Unknown.String() {
 		c.Unresolved = append(c.Unresolved, unresolvedItem{InvocationID: v.InvocationID, Method: v.Method, Target: v.Target, Retry: v.Retry, Code: v.Code})
 	}
@@ -426,6 +428,7 @@ func (c *account) print(w io.Writer, asJSON bool) error {
 	if c.Running > 0 {
 		p.printf("  %d still running\n", c.Running)
 	}
+	c.printRefused(p)
 	for i, u := range c.Unresolved {
 		if i == maxUnresolvedLines {
 			p.printf("  … and %d more: waybill actions --outcome unknown\n", len(c.Unresolved)-i)

@@ -246,3 +246,27 @@ func untar(t *testing.T, file string) map[string][]byte {
 		}
 	}
 }
+
+// TestRunSaysWhatToRepair: the last lines of run name what was not sent, and which
+// credential was missing, to the operator and not to the program (CONTRACT B3, C1).
+func TestRunSaysWhatToRepair(t *testing.T) {
+	contract.Covers(t, "B3", "C1")
+	ca := testkit.NewCA(t)
+	r := newRig(t, ca, rigOptions{top: "  absent-key: {from: {file: nowhere}}\n", routes: "  - {name: keyless, match: {host: keyless.example.test}, inject: [{header: Authorization, value: \"Bearer ${secret}\", credential: absent-key}]}\n"})
+	code, out, errs := r.cli("run", "--allow-any-filesystem", "--", "sh", "-c", "for i in 1 2; do curl -s https://keyless.example.test/; done; curl -s https://nobody.example.test/")
+	if code != 0 {
+		t.Fatalf("run: %d\n%s\n%s", code, out, errs)
+	}
+	for _, want := range []string{"3 requests: 3 not_attempted", "2 not sent  CREDENTIAL_MISSING  route keyless, credential absent-key (see: waybill check), retry: after_correction", "1 not sent  "} {
+		if !strings.Contains(errs, want) {
+			t.Errorf("no %q in\n%s", want, errs)
+		}
+	}
+	if strings.Contains(out, "absent-key") {
+		t.Errorf("the program was told the credential's name:\n%s", out)
+	}
+	code, out, _ = r.cli("run", "--json", "--allow-any-filesystem", "--", "true")
+	if code != 0 || out != "" {
+		t.Errorf("run of nothing: %d %q", code, out)
+	}
+}
