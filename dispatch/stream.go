@@ -338,13 +338,18 @@ func (s *resultSink) drain() error {
 // endStream ends the caller's stream as the records say (H5, H9). env is nil for a
 // complete answer.
 func (s *resultSink) endStream(reply *Reply) {
-	if reply.Envelope == nil {
+	if reply.Envelope == nil && s.a.committed { // this very stream, not another attempt's answer
 		trailer := http.Header{outcome.HeaderOutcome: {outcome.FormatOutcome(reply.Record.Facts)}}
 		maps.Copy(trailer, s.trailer)
 		s.st.finish(nil, trailer, nil)
 		return
 	}
-	s.st.finish(errStreamBroken, nil, func(tail []byte) []byte { return s.lastEvent(reply.Envelope, tail) })
+	s.st.finish(errStreamBroken, nil, func(tail []byte) []byte {
+		if reply.Envelope == nil {
+			return nil
+		}
+		return s.lastEvent(reply.Envelope, tail)
+	})
 }
 
 // lastEvent tells a reader of events what happened, in the form of the route's

@@ -32,6 +32,10 @@ func TestBackupOfAHeldRequest(t *testing.T) {
 		mustAppend(t, j, dispatch.Batch{Action: id, Events: []dispatch.Event{evAccepted("ci", ""), bound, asked}, Chunks: []dispatch.Chunk{{Attempt: dispatch.HeldRequest, Last: true, Data: []byte("held")}}})
 	}
 	mustAppend(t, j, dispatch.Batch{Action: approved, Events: []dispatch.Event{yes}})
+	// And what the background was going to repeat.
+	refused := keyedBatch(newID(), "k")
+	mustAppend(t, j, refused)
+	mustAppend(t, j, dispatch.Batch{Action: refused.Action, Events: []dispatch.Event{evResponse(1, 429), evResolved(1, facts(outcome.RemoteExecution, outcome.Rejected, outcome.Backoff, outcome.CodeRemoteRejected))}})
 	var file bytes.Buffer
 	if _, err := j.Backup(bg, &file); err != nil {
 		t.Fatal(err)
@@ -65,6 +69,9 @@ func TestBackupOfAHeldRequest(t *testing.T) {
 			t.Errorf("%+v, awaits %v", rec.Facts, rec.AwaitsApproval())
 		}
 	}
+	if rec := mustAction(t, j, refused.Action); rec.Facts.Outcome != outcome.Unknown || rec.Facts.Retry != outcome.Reconcile || rec.KeepsRequest() {
+		t.Errorf("repeated after a restore: %+v", rec.Facts)
+	}
 	mustVerify(t, j)
 	closeTest(t, j)
 	// The journal itself goes on with both.
@@ -73,6 +80,9 @@ func TestBackupOfAHeldRequest(t *testing.T) {
 		if rec := mustAction(t, j, id); !rec.AwaitsApproval() {
 			t.Errorf("%+v", rec.Facts)
 		}
+	}
+	if rec := mustAction(t, j, refused.Action); !rec.KeepsRequest() {
+		t.Errorf("%+v", rec.Facts)
 	}
 }
 

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -200,6 +201,13 @@ func (j *Journal) open() error {
 		if p.rec.FirstSeq <= at.unnamed && !p.rec.Dispatched() {
 			at.lost = append(at.lost, lostAttempt{id, len(p.rec.Attempts) + 1, false})
 		}
+	}
+	if j.folder.has(nameRestored) {
+		more, err := j.repeatedSince()
+		if err != nil {
+			return err
+		}
+		at.lost = append(at.lost, more...)
 	}
 	open := make([]*projection, 0, len(j.c.open))
 	for _, p := range j.c.open {
@@ -659,6 +667,33 @@ func (j *Journal) loadOpen() error {
 		}
 		return nil
 	})
+}
+
+// repeatedSince names, in a restored journal, the further attempts that the background may
+// have made since the backup of what had been refused with a time to wait (F2, O1). Where an
+// outcome is unknown a repeat is safe by its own ground, or not made.
+func (j *Journal) repeatedSince() (out []lostAttempt, err error) {
+	ids, err := j.KeptActions(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		p, err := j.stored(id)
+		if errors.Is(err, dispatch.ErrActionNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if rec := &p.rec; rec.Ended && rec.KeepsRequest() && rec.Facts.Outcome == outcome.Rejected {
+			n := 0
+			for i := range rec.Attempts {
+				n = max(n, rec.Attempts[i].N)
+			}
+			out = append(out, lostAttempt{id, n + 1, false})
+		}
+	}
+	return out, nil
 }
 
 // loadUnresolved tells the metrics of the actions whose outcome is unknown.
