@@ -3,7 +3,7 @@
 // internal/config loads every example and validates it against the schema.
 package configs
 
-import _ "embed"
+import "embed"
 
 // Example is the commented file that "waybill init" writes as waybill.yaml.
 //
@@ -29,3 +29,8 @@ var ConfigSchema []byte
 //
 //go:embed envelope.schema.json
 var EnvelopeSchema []byte
+
+// Presets are the files of the presets, presets/NAME.yaml (docs/presets.md).
+//
+//go:embed presets/*.yaml
+var Presets embed.FS

@@ -31,6 +31,8 @@ type checkDocument struct {
 	Warnings []checkedProblem `json:"warnings"`
 	Snapshot string           `json:"snapshot,omitempty"`
 	Routes   int              `json:"routes"`
+	// Presets are the routes that come from a preset, and what the file changed of them.
+	Presets []usedPreset `json:"presets,omitempty"`
 }
 
 func newCheck(a *app) *cobra.Command {
@@ -65,6 +67,7 @@ the configuration would be refused.`,
 				doc.Errors = []checkedProblem{{File: path, Path: "document", Message: err.Error()}}
 			default:
 				doc.OK, doc.Snapshot, doc.Routes = true, cfg.snapshot.Digest(), len(cfg.snapshot.Routes())
+				doc.Presets = cfg.presetsInUse()
 				found := checkSecrets(cmd.Context(), path, cfg, fetch)
 				if fetch {
 					problems = append(problems, found...)
@@ -144,6 +147,11 @@ func (a *app) printCheck(doc checkDocument, problems, warnings []config.Problem,
 			return p.err
 		}
 		if doc.OK {
+			for i := range doc.Presets {
+				if _, err := fmt.Fprintf(a.stdout, "route %s: from %s\n", doc.Presets[i].Route, presetLine(&doc.Presets[i].PresetUse)); err != nil {
+					return err
+				}
+			}
 			_, err := fmt.Fprintf(a.stdout, "%s: good, %s, snapshot %s\n", doc.File, plural(doc.Routes, "route"), doc.Snapshot)
 			return err
 		}

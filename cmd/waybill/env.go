@@ -56,7 +56,7 @@ func (a *app) childEnvFor(cmd *cobra.Command, f *envFlags, facts *configFacts, p
 		CAFile:       caFile,
 		Dir:          dir,
 		Secrets:      facts.secretVars,
-		Placeholders: placeholderValues(facts.injects, facts.tunnel),
+		Placeholders: withPresets(placeholderValues(facts.injects, facts.tunnel), facts.placeholders),
 		SystemRoots:  systemRoots(),
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"waybill/internal/config"
 	"waybill/outcome"
 	"waybill/routes"
 )
@@ -26,6 +27,8 @@ type advice struct {
 // explainDocument is what "waybill explain --json" prints.
 type explainDocument struct {
 	routes.Explanation
+	// Preset says where the settings of the route come from; absent: the file.
+	Preset   *config.PresetUse  `json:"preset,omitempty"`
 	Contract *explainedContract `json:"contract,omitempty"`
 	Limits   *explainedLimits   `json:"limits,omitempty"`
 	Advice   []advice           `json:"advice,omitempty"`
@@ -91,10 +94,11 @@ the request would be refused.`,
 		Example: `  waybill explain POST https://api.stripe.com/v1/charges`,
 		Args:    cobra.ExactArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
-			snapshot, err := a.loadSnapshot()
+			cfg, err := a.loadConfig()
 			if err != nil {
 				return err
 			}
+			snapshot := cfg.snapshot
 			method := strings.ToUpper(args[0])
 			e, err := snapshot.Explain(method, args[1])
 			if err != nil {
@@ -102,6 +106,9 @@ the request would be refused.`,
 				return fail(exitUsage, "explain: %w (%s); write for example https://host/path", err, outcome.CodeInvalidTarget)
 			}
 			doc := explain(snapshot, method, e)
+			if u, ok := cfg.presets[e.Route]; ok {
+				doc.Preset = &u
+			}
 			if asJSON {
 				err = printJSON(a.stdout, doc)
 			} else {
@@ -233,10 +240,13 @@ func printExplanation(a *app, d explainDocument) error {
 	if err := d.WriteText(a.stdout); err != nil {
 		return err
 	}
-	if d.Contract == nil {
-		return nil
-	}
 	p := &errWriter{w: a.stdout}
+	if d.Preset != nil {
+		p.printf("%-12s %s\n", "from", presetLine(d.Preset))
+	}
+	if d.Contract == nil {
+		return p.err
+	}
 	word := "not repeatable"
 	if d.Contract.Repeatable {
 		word = "repeatable"

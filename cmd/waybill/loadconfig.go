@@ -25,7 +25,8 @@ type loadedConfig struct {
 	journal       config.Journal
 	audit         config.Audit
 	approvals     config.Approvals
-	files         []string // whose content is part of it, the file itself first
+	presets       map[string]config.PresetUse // by route
+	files         []string                    // whose content is part of it, the file itself first
 }
 
 // loadFile reads a configuration. Its error is config.Errors for mistakes in the file.
@@ -44,7 +45,7 @@ func loadFile(path string, own *vault.Vault) (*loadedConfig, []config.Problem, e
 	}
 	out := &loadedConfig{
 		snapshot: c.Snapshot, credentials: store,
-		proxyListen: c.Listen.Proxy, sshListen: c.Listen.SSH, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin, journal: c.Journal, audit: c.Audit, approvals: c.Approvals,
+		proxyListen: c.Listen.Proxy, sshListen: c.Listen.SSH, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin, journal: c.Journal, audit: c.Audit, approvals: c.Approvals, presets: c.Presets,
 		files: append([]string{path}, c.Files...),
 	}
 	for _, caller := range c.Callers {
@@ -91,6 +92,7 @@ type configFacts struct {
 	secretVars          []string         // variables from which secrets are read
 	callersAuthenticate bool
 	proxyListen         string
+	placeholders        map[string]string // of the presets in use
 }
 
 func (a *app) loadFacts() (*configFacts, error) {
@@ -100,7 +102,7 @@ func (a *app) loadFacts() (*configFacts, error) {
 	}
 	return &configFacts{
 		snapshot: cfg.snapshot, tunnel: cfg.snapshot.Default() == routes.Tunnel, secretVars: cfg.credentials.EnvNames(),
-		callersAuthenticate: len(cfg.callers) > 0, proxyListen: cfg.proxyListen,
+		callersAuthenticate: len(cfg.callers) > 0, proxyListen: cfg.proxyListen, placeholders: cfg.presetPlaceholders(),
 	}, nil
 }
 

@@ -45,3 +45,13 @@ func placeholderValues(injects func(host string) bool, tunnel bool) map[string]s
 	}
 	return values
 }
+
+// withPresets adds the placeholders of the presets in use: their routes inject.
+func withPresets(values, presets map[string]string) map[string]string {
+	for name, v := range presets {
+		if values[name] == "" {
+			values[name] = v
+		}
+	}
+	return values
+}

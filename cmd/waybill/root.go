@@ -75,7 +75,7 @@ First steps:
 	add("start", newServe(a), newRun(a), newConnect(a), newMCP(a), newDemo(a))
 	add("read", newActions(a), newAction(a), newResult(a), newTail(a), newSessions(a), newJournal(a), newAudit(a))
 	add("act", newRetry(a), newAck(a), newReconcile(a), newAttest(a), newApprovals(a), newApprove(a), newDeny(a))
-	add("setup", newInit(a), newCheck(a), newExplain(a), newVault(a), newEnv(a), newSSHConfig(a), newVersion(a))
+	add("setup", newInit(a), newCheck(a), newExplain(a), newPresets(a), newVault(a), newEnv(a), newSSHConfig(a), newVersion(a))
 	root.SetCompletionCommandGroupID("setup")
 	root.SetHelpCommandGroupID("setup")
 	addOperations(a, root)

@@ -44,6 +44,8 @@ type Config struct {
 	Credentials []inject.Credential
 	// Snapshot holds the routes and the default (CONTRACT D1).
 	Snapshot *routes.Snapshot
+	// Presets says which routes come from a preset, by name of the route.
+	Presets map[string]PresetUse
 	// Digest is the snapshot's: routes, default, credentials (ids, labels, places) and
 	// callers. Listeners are not in it.
 	Digest string
@@ -352,8 +354,9 @@ func (r *reader) root(n *yaml.Node) *Config {
 	def := routes.Default(o.enum("default", "deny", "tunnel"))
 	var list []routes.Route
 	var nodes []*yaml.Node
+	var paths []string
 	if v, path, ok := o.get("routes"); ok {
-		list, nodes = r.routes(v, path, creds, c.Callers)
+		list, nodes, paths = r.routes(v, path, creds, c.Callers)
 	}
 	if len(list) == 0 && def == routes.Deny {
 		r.warn(o.node, "routes", "there are no routes: every request is refused", "add one")
@@ -376,7 +379,8 @@ func (r *reader) root(n *yaml.Node) *Config {
 		r.fail(o.node, "routes", err.Error(), "correct the route")
 		return c
 	}
-	r.shadows(snapshot, nodes)
+	r.shadows(snapshot, nodes, paths)
+	c.Presets = r.uses
 	c.Snapshot, c.Digest = snapshot, snapshot.Digest()
 	return c
 }
@@ -401,9 +405,9 @@ func extraDigest(creds []*credential, callers []Caller) []byte {
 
 // shadows warns of routes that are never reached (case CF-01 f: two routes that
 // match the same request are allowed, the first in the file wins).
-func (r *reader) shadows(s *routes.Snapshot, nodes []*yaml.Node) {
+func (r *reader) shadows(s *routes.Snapshot, nodes []*yaml.Node, paths []string) {
 	for _, sh := range s.Shadows() {
-		r.warn(nodes[sh.Index], fmt.Sprintf("routes[%d]", sh.Index),
+		r.warn(nodes[sh.Index], paths[sh.Index],
 			"the route "+quoted(sh.Route.Name)+" is never reached: the earlier route "+quoted(sh.By.Name)+" takes everything it takes",
 			"put the narrower route first; the first match wins")
 	}

@@ -28,7 +28,9 @@ type reader struct {
 	nodes    int
 	full     bool
 	readFile func(path string) ([]byte, error)
-	read     []string // other files the configuration depends on, as opened
+	read     []string              // other files the configuration depends on, as opened
+	foreign  map[*yaml.Node]string // nodes that stand in a preset, with its name
+	uses     map[string]PresetUse  // by the name of the route
 }
 
 func (r *reader) fail(n *yaml.Node, path, what, fix string) {
@@ -53,6 +55,9 @@ func (r *reader) problem(n *yaml.Node, path, what, fix string) Problem {
 		path = "document"
 	}
 	p := Problem{File: r.file, Line: 1, Column: 1, Path: path, What: what, Fix: fix}
+	if f := r.foreign[n]; f != "" {
+		p.File = f
+	}
 	if n != nil && n.Line > 0 {
 		p.Line, p.Column = n.Line, max(n.Column, 1)
 	}

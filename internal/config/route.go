@@ -21,7 +21,7 @@ import (
 
 var (
 	routeSchema = schema{
-		keys:    []string{"name", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "leak", "redirects", "redirect_from", "dialect", "approval", "callers", "upstream", "limits", "upgrade", "ssh"},
+		keys:    []string{"name", "use", "with", "credential", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "leak", "redirects", "redirect_from", "dialect", "approval", "callers", "upstream", "limits", "upgrade", "ssh"},
 		unbuilt: map[string][]string{},
 	}
 	matchSchema = schema{
@@ -61,25 +61,38 @@ const anyCaller = "any"
 // maxMarker bounds contract.end_marker, in bytes.
 const maxMarker = 256
 
-func (r *reader) routes(n *yaml.Node, path string, creds *credentials, callers []Caller) (out []routes.Route, nodes []*yaml.Node) {
-	names := map[string]int{}
+func (r *reader) routes(n *yaml.Node, path string, creds *credentials, callers []Caller) (out []routes.Route, nodes []*yaml.Node, paths []string) {
+	names := map[string]string{}
 	r.items(n, path, "a list of routes, each beginning with - name:", func(n *yaml.Node, path string) {
-		o := r.object(n, path, routeSchema)
-		if o == nil {
-			return
-		}
-		rt := r.route(o, creds, callers)
-		if rt.Name != "" {
-			if first, dup := names[rt.Name]; dup {
-				n, path, _ := o.get("name")
-				r.fail(n, path, fmt.Sprintf("is the name of routes[%d] too", first), "give each route its own name")
-			} else {
-				names[rt.Name] = len(out)
+		before := len(r.problems)
+		for _, it := range r.expand(n, path) {
+			o := r.object(it.node, it.path, routeSchema)
+			if o == nil {
+				continue
 			}
+			if it.use == nil {
+				r.withoutUse(o)
+			}
+			rt := r.route(o, creds, callers)
+			if rt.Name != "" {
+				if first, dup := names[rt.Name]; dup {
+					n, path, _ := o.get("name")
+					r.fail(n, path, "is the name of "+first+" too", "give each route its own name")
+				} else {
+					names[rt.Name] = it.path
+				}
+			}
+			if it.use != nil {
+				if r.uses == nil {
+					r.uses = map[string]PresetUse{}
+				}
+				r.uses[rt.Name] = *it.use
+			}
+			out, nodes, paths = append(out, rt), append(nodes, o.node), append(paths, it.path)
 		}
-		out, nodes = append(out, rt), append(nodes, o.node)
+		r.onceEach(before)
 	})
-	return out, nodes
+	return out, nodes, paths
 }
 
 func (r *reader) route(o *object, creds *credentials, callers []Caller) (rt routes.Route) {

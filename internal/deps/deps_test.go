@@ -46,7 +46,7 @@ var arrows = map[string][]string{
 	"journal/internal/hooks": {},
 	"journal/audit":          {"dispatch", "journal", "internal/killpoint"},
 	"proxy":                  {"dispatch", "outcome", "metrics", "internal/killpoint"},
-	"internal/config":        {"routes", "inject", "outcome"},
+	"internal/config":        {"configs", "routes", "inject", "outcome"},
 	"cmd/waybill": {"client", "configs", "dispatch", "dispatch/httpx", "dispatch/sshx", "inject", "inject/keyring", "inject/sources", "inject/vault", "internal/config", "journal", "journal/audit",
 		"internal/killpoint", "metrics", "outcome", "proxy", "routes"},
 	"configs":            {},
