@@ -180,6 +180,47 @@ func TestGaps(t *testing.T) {
 	closeLog(t, f)
 }
 
+// A journal that was put back and has gone on beyond what the log had seen: its length tells
+// nothing any more, the hash does.
+func TestRolledBackAndGrown(t *testing.T) {
+	contract.Covers(t, "N5", "M5")
+	key, dir := newKey(t), tempDir(t)
+	base := t.TempDir()
+	folder, old := filepath.Join(base, "journal"), filepath.Join(base, "old")
+	opt := Options{Dir: dir, Recipient: key.Public()}
+	closed := func(j *journal.Journal) {
+		t.Helper()
+		if err := j.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j := openJournal(t, folder)
+	act(t, j)
+	closed(j)
+	copyTree(t, folder, old)
+	j = openJournal(t, folder)
+	act(t, j)
+	f := follower(t, j, opt, FollowOptions{})
+	catchUp(t, f)
+	ahead := f.log.at.seq
+	closeLog(t, f)
+	closed(j)
+	copyTree(t, old, folder)
+	j = openJournal(t, folder)
+	for range 4 {
+		act(t, j)
+	}
+	if _, head, err := j.Range(); err != nil || head <= ahead {
+		t.Fatal(head, ahead, err)
+	}
+	f = follower(t, j, opt, FollowOptions{})
+	catchUp(t, f)
+	if _, rep := events(t, dir, key); len(rep.Gaps) != 1 || rep.Gaps[0].Reason != GapRolledBack || rep.Gaps[0].To != ahead {
+		t.Errorf("%+v", rep.Gaps)
+	}
+	closeLog(t, f)
+}
+
 func openJournalRetention(t *testing.T, dir string, d time.Duration) *journal.Journal {
 	return openJournalOptions(t, journal.Options{Dir: dir, SweepInterval: -1, Retention: d})
 }

@@ -349,8 +349,12 @@ func (w *walker) beginning() error {
 	if first == 1 {
 		return nil
 	}
+	if control.Off("N1-cuts-on-record") {
+		w.rep.Removed = first - 1
+		return nil
+	}
 	for _, c := range w.cuts {
-		if c.Records > first-1 || c.Records == first-1 && c.Head == w.start.record || control.Off("N1-cuts-on-record") {
+		if c.Records > first-1 || c.Records == first-1 && c.Head == w.start.record {
 			w.rep.Removed = first - 1
 			return nil
 		}
