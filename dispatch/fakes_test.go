@@ -297,7 +297,7 @@ func (j *memJournal) Actions(_ context.Context, f Filter) iter.Seq2[Record, erro
 		}
 		j.mu.Unlock()
 		for _, r := range all {
-			if (!f.OpenOnly || !r.Ended) && !yield(r, nil) {
+			if (!f.OpenOnly || !r.Ended) && (!f.Doubtful || r.Doubtful()) && !yield(r, nil) {
 				return
 			}
 		}

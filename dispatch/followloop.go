@@ -144,17 +144,15 @@ func (p *Pipeline) followAll(ctx context.Context, changed <-chan ActionID, lost 
 			return
 		}
 		since := p.cfg.Clock.Now().Add(-followWindow)
-		for _, f := range []Filter{{Outcome: outcome.Unknown, Since: since}, {Code: outcome.CodeRemoteError, Since: since}} {
-			for rec, err := range p.cfg.Journal.Actions(ctx, f) {
-				if err != nil {
-					if !errors.Is(err, ErrQuarantined) && ctx.Err() == nil {
-						p.cfg.Logger.Error("unresolved actions cannot be read", slog.Any("err", err))
-					}
-					break
+		for rec, err := range p.cfg.Journal.Actions(ctx, Filter{Doubtful: true, Since: since}) {
+			if err != nil {
+				if !errors.Is(err, ErrQuarantined) && ctx.Err() == nil {
+					p.cfg.Logger.Error("unresolved actions cannot be read", slog.Any("err", err))
 				}
-				p.follow.firstSeen(rec.ID)
-				put(&rec)
+				break
 			}
+			p.follow.firstSeen(rec.ID)
+			put(&rec)
 		}
 	}
 	scan()

@@ -132,5 +132,6 @@ type Filter struct {
 	Code      outcome.Code
 	Since     time.Time
 	OpenOnly  bool
-	Limit     int // 0: no limit
+	Doubtful  bool // Record.Doubtful only
+	Limit     int  // 0: no limit
 }

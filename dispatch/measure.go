@@ -31,6 +31,7 @@ func Measure(m *metrics.Metrics, before, after *Record, events []Event) {
 		}
 		measureEvent(m, route, ev)
 	}
+	measureFeatures(m, route, before, after, events)
 	ended := before != nil && before.Ended
 	switch {
 	case after.Reopened && (before == nil || !before.Reopened):
@@ -58,10 +59,17 @@ func Measure(m *metrics.Metrics, before, after *Record, events []Event) {
 	}
 }
 
-// MeasureFound counts an action that a start found as it was left, if it is unresolved.
+// MeasureFound counts an action that a start found as it was left: unresolved, following a
+// job, or waiting for a person.
 func MeasureFound(m *metrics.Metrics, r *Record) {
 	if r.Unresolved() {
 		m.Unresolved(r.routeName(), r.AcceptedAt, 1)
+	}
+	if r.Pending() {
+		m.JobsOpen(1)
+	}
+	if r.PendingApproval() {
+		m.ApprovalWaits(r.Approval.AskedAt, 1)
 	}
 }
 

@@ -124,6 +124,11 @@ func (r *Record) Unresolved() bool {
 	return r.Ended && r.Facts.Outcome == outcome.Unknown && r.Tunnel == nil && !r.Pending()
 }
 
+// Doubtful reports whether something may still be found out about it: it is unresolved,
+// follows a job that has not ended, or was answered with a complete 5xx. The journal has an
+// index of these actions.
+func (r *Record) Doubtful() bool { return r.Unresolved() || r.Pending() || r.Ended && r.AskMore() }
+
 // Repeatable reports whether the operation was declared or is known to be safe to repeat (G6).
 func (r *Record) Repeatable() bool { return r.Bound != nil && r.Bound.Repeatable }
 

@@ -14,6 +14,7 @@ import (
 
 	"waybill/internal/control"
 	"waybill/internal/killpoint"
+	"waybill/metrics"
 	"waybill/outcome"
 	"waybill/routes"
 )
@@ -270,6 +271,7 @@ func (a *action) recordedAnswer(rec Record, refuse func(outcome.Code, string, st
 // dispatched and nothing recorded: it is as if the result were fetched (CONTRACT H3, I9).
 func (a *action) recordedReply(rec Record) *Reply {
 	a.id = rec.ID
+	a.p.cfg.Metrics.Replayed(rec.routeName())
 	res, body, err := a.p.cfg.Journal.OpenResult(context.Background(), rec.ID)
 	var reply *Reply
 	switch {
@@ -381,6 +383,7 @@ func (p *Pipeline) retryRefused(rec Record, reason, detail string, shape outcome
 }
 
 func (p *Pipeline) leaseHeld(rec Record, shape outcome.Shape) *Reply {
+	p.cfg.Metrics.Lease(metrics.LeaseRefused)
 	f := rec.Shown()
 	f.Code = outcome.CodeLeaseHeld
 	return ownReply(rec.ID, rec, outcome.NewEnvelope(rec.ID.String(), f, "", rec.Evidence()), shape)
@@ -503,6 +506,7 @@ func (a *action) tried(r *Refusal) {
 // leaseLost records that the worker was overtaken before it sent anything (CONTRACT J2,
 // A9): under a number of its own, since the other one goes on counting.
 func (a *action) leaseLost(phase outcome.Phase, detail string) *Reply {
+	a.p.cfg.Metrics.Lease(metrics.LeaseLost)
 	for range 8 {
 		rec, err := a.p.cfg.Journal.Action(context.Background(), a.id)
 		if err != nil {

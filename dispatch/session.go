@@ -188,7 +188,12 @@ func (e *Event) SourceOf() outcome.Source {
 		return e.Ended.Source
 	}
 	switch e.Type {
-	case ActionAccepted, ResultDelivered:
+	case ActionAccepted:
+		if e.Accepted != nil && e.Accepted.Link != nil {
+			return Decided // a query, a job or a look at one: Waybill's own
+		}
+		return CallerRequested
+	case ResultDelivered:
 		return CallerRequested
 	case RequestSent, CallerGone, DeliveryFailed, TunnelClosed, UpgradeClosed, AttemptFailed, AttemptResolved:
 		return outcome.TransportObserved
@@ -204,7 +209,12 @@ func (e *Event) SourceOf() outcome.Source {
 		return outcome.OperatorAttested
 	case Reconciled, JobPolled, JobEnded:
 		return outcome.RemoteQuery
-	case Attested, EvidenceImported:
+	case EvidenceImported:
+		if e.Resolution != nil && e.Resolution.Source != "" {
+			return e.Resolution.Source // as the journal says that it comes from (K4)
+		}
+		return outcome.OperatorAttested
+	case Attested:
 		return outcome.OperatorAttested
 	case EventInvalid, eventTypes:
 	}

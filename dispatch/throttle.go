@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"waybill/internal/control"
+	"waybill/metrics"
 	"waybill/outcome"
 )
 
@@ -95,10 +96,13 @@ func (a *action) limit(context.Context) *Refusal {
 		return nil
 	}
 	a.retryAfter = wait
+	counted := metrics.LimitCallerRate
 	reason, detail := "rate", fmt.Sprintf("This route takes %d requests in %s from one caller.", l.Rate, l.RatePer)
 	if wait == time.Second && (l.Rate == 0 || a.p.throttle.full(u, l.Concurrent)) {
+		counted = metrics.LimitCallerConcurrency
 		reason, detail = "concurrent", fmt.Sprintf("This route takes %d requests at once from one caller.", l.Concurrent)
 	}
+	a.p.cfg.Metrics.Limited(counted)
 	return refusal(outcome.CodeRateLimited, "", reason, detail)
 }
 

@@ -21,6 +21,8 @@ type CacheOptions struct {
 	// Margin ends a value so long before its Expires: clocks differ, and the request has
 	// its way to go. 0: 10 s, but no more than a tenth of its life.
 	Margin time.Duration
+	// Done, if set, is told of the end of each fetch, in the goroutine of that fetch.
+	Done func(ok bool)
 	// Retry is how long a failure is answered without asking again; 0: 1 s.
 	Retry time.Duration
 }
@@ -115,6 +117,9 @@ func (c *Cached) start() *flight {
 		defer cancel()
 		m, err := c.guarded(ctx)
 		now := time.Now()
+		if c.o.Done != nil {
+			c.o.Done(err == nil)
+		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if err == nil && !m.Expires.IsZero() && !m.Expires.After(now) {

@@ -600,11 +600,11 @@ func (j *Journal) indexes(entries []entry, r *request, old, next *projection) []
 	case rec.Ended && wasOpen:
 		entries = append(entries, entry{key: keyAction(famOpen, r.action), remove: true})
 	}
-	wasUnresolved := old != nil && old.rec.Unresolved()
+	wasDoubtful, doubtful := old != nil && old.rec.Doubtful(), rec.Doubtful()
 	switch {
-	case rec.Unresolved() && !wasUnresolved:
+	case doubtful && !wasDoubtful:
 		entries = append(entries, entry{key: keyAction(famDoubt, r.action)})
-	case !rec.Unresolved() && wasUnresolved:
+	case !doubtful && wasDoubtful:
 		entries = append(entries, entry{key: keyAction(famDoubt, r.action), remove: true})
 	}
 	if rec.GuardsRepeats() && (old == nil || !old.rec.GuardsRepeats()) {

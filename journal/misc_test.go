@@ -577,6 +577,7 @@ func TestFilters(t *testing.T) {
 		"no route":       {dispatch.Filter{Route: "x"}, 0},
 		"phase":          {dispatch.Filter{Phase: outcome.Validation}, 0},
 		"code":           {dispatch.Filter{Code: outcome.CodeRemoteOutcomeUnknown}, 150},
+		"doubtful":       {dispatch.Filter{Doubtful: true}, 0},
 		"since":          {dispatch.Filter{Since: time.Now().Add(time.Hour)}, 0},
 	} {
 		if got := len(list(c.f)); got != c.n {

@@ -96,8 +96,8 @@ type Metrics interface {
 	// order of sequence: the action's projection ahead of it (nil: a new action) and after
 	// it, and the events. What is passed is read only, and not kept.
 	Applied(before, after *dispatch.Record, events []dispatch.Event)
-	// Found is called by Open for every unresolved action of the store (Record.Unresolved),
-	// before anything is appended.
+	// Found is called by Open for every action of the store about which something may still
+	// be found out (Record.Doubtful) or a person is asked, before anything is appended.
 	Found(r *dispatch.Record)
 	// GroupCommitted is called after every group that became durable.
 	GroupCommitted(g Group)

@@ -206,6 +206,8 @@ func (j *Journal) Actions(ctx context.Context, f dispatch.Filter) iter.Seq2[disp
 			// By the time in their ids, which is nearly the order of their sequence: a start
 			// that asks for what is open does not read everything else.
 			prefix = []byte{famOpen}
+		case f.Doubtful:
+			prefix = []byte{famDoubt}
 		}
 		from := last(prefix)
 		yielded := 0
@@ -303,7 +305,7 @@ func matches(r *dispatch.Record, f *dispatch.Filter) bool {
 		f.Phase != 0 && r.Facts.Phase != f.Phase,
 		f.Code != 0 && r.Facts.Code != f.Code,
 		!f.Since.IsZero() && r.AcceptedAt.Before(f.Since),
-		f.OpenOnly && r.Ended:
+		f.OpenOnly && r.Ended, f.Doubtful && !r.Doubtful():
 		return false
 	}
 	return true

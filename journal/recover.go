@@ -198,6 +198,9 @@ func (j *Journal) open() error {
 		return err
 	}
 	for id, p := range j.c.open {
+		if p.rec.PendingApproval() {
+			j.opt.Metrics.Found(&p.rec)
+		}
 		if p.rec.FirstSeq <= at.unnamed && !p.rec.Dispatched() {
 			at.lost = append(at.lost, lostAttempt{id, len(p.rec.Attempts) + 1, false})
 		}
@@ -696,7 +699,8 @@ func (j *Journal) repeatedSince() (out []lostAttempt, err error) {
 	return out, nil
 }
 
-// loadUnresolved tells the metrics of the actions whose outcome is unknown.
+// loadUnresolved tells the metrics of the actions about which something may still be
+// found out.
 func (j *Journal) loadUnresolved() error {
 	return j.view(func(txn *badger.Txn) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famDoubt}})
@@ -710,7 +714,7 @@ func (j *Journal) loadUnresolved() error {
 			if err != nil {
 				return err
 			}
-			if p != nil && p.rec.Unresolved() {
+			if p != nil && p.rec.Doubtful() {
 				j.opt.Metrics.Found(&p.rec)
 			}
 		}

@@ -505,6 +505,7 @@ func (j *Journal) everything(txn *badger.Txn, p *projection) (out []entry, bytes
 	}
 	gone(keyAction(famRecord, id))
 	gone(keyAction(famOpen, id))
+	gone(keyAction(famDoubt, id))
 	gone(keyTime(rec.FirstSeq, id))
 	gone(keyCaller(j.seal.mac(macCaller, rec.Caller), rec.FirstSeq, id))
 	if rec.RequestID != "" {

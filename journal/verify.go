@@ -364,7 +364,7 @@ func (v *verifier) hints(txn *badger.Txn, rec *dispatch.Record) error {
 	if err := need("open actions", keyAction(famOpen, rec.ID), !rec.Ended); err != nil {
 		return err
 	}
-	if err := need("unresolved actions", keyAction(famDoubt, rec.ID), rec.Unresolved()); err != nil {
+	if err := need("unresolved actions", keyAction(famDoubt, rec.ID), rec.Doubtful()); err != nil {
 		return err
 	}
 	if err := need("actions by time", keyTime(rec.FirstSeq, rec.ID), true); err != nil {

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,6 +20,9 @@ type featureMetrics struct {
 	reconciliation *prometheus.CounterVec
 	jobs           prometheus.Gauge
 	limited        *prometheus.CounterVec
+
+	waitMu sync.Mutex
+	asked  map[int64]int // Unix second at which it was asked → approvals that wait
 }
 
 // Approval is how an approval ended (CONTRACT D4).
@@ -118,17 +122,30 @@ func (m *Metrics) newFeatures() {
 	}
 }
 
-// ApprovalsWaiting sets how many approvals wait, and when the oldest was asked for (zero: none waits).
-func (m *Metrics) ApprovalsWaiting(n int, oldest time.Time) {
+// ApprovalWaits adds delta to the approvals that wait, asked for at that time: the same
+// when one is taken out as when it was put in.
+func (m *Metrics) ApprovalWaits(asked time.Time, delta int) {
 	if m == nil {
 		return
 	}
-	m.waiting.Set(float64(n))
-	at := 0.0
-	if !oldest.IsZero() {
-		at = float64(oldest.Unix())
+	m.waitMu.Lock()
+	defer m.waitMu.Unlock()
+	if m.asked == nil {
+		m.asked = make(map[int64]int)
 	}
-	m.oldestWaiting.Set(at)
+	at := asked.Unix()
+	if m.asked[at] += delta; m.asked[at] == 0 {
+		delete(m.asked, at)
+	}
+	n, oldest := 0, int64(0)
+	for at, count := range m.asked {
+		n += count
+		if oldest == 0 || at < oldest {
+			oldest = at
+		}
+	}
+	m.waiting.Set(float64(n))
+	m.oldestWaiting.Set(float64(oldest))
 }
 
 // ApprovalEnded counts an approval that ended, and how long it was waited for.

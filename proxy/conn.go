@@ -79,9 +79,6 @@ type headConn struct {
 // checked puts the head check in front of a connection and keeps track of it.
 func (p *Proxy) checked(c net.Conn, t *tunnel) *headConn {
 	hc := &headConn{Conn: c, limits: p.limits, tunnel: t}
-	if t == nil {
-		p.metrics.CallerConnected(metrics.EndpointProxy)
-	}
 	hc.onClose = func() {
 		p.mu.Lock()
 		delete(p.conns, hc)
@@ -566,7 +563,11 @@ func (l *frontListener) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	hc := l.p.checked(c, nil)
-	hc.ssh = l.ssh
+	if hc.ssh = l.ssh; hc.ssh {
+		l.p.metrics.CallerConnected(metrics.EndpointSSH)
+	} else {
+		l.p.metrics.CallerConnected(metrics.EndpointProxy)
+	}
 	return hc, nil
 }
 

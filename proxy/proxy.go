@@ -102,6 +102,8 @@ type Proxy struct {
 	base     context.Context // of everything that outlives a handler
 	stop     context.CancelFunc
 
+	sshSessions atomic.Int64 // of the SSH endpoint
+
 	inFlight counter // requests in a handler
 	hijacked counter // CONNECTs whose connection left net/http
 

@@ -229,8 +229,10 @@ func (f *sshFront) channel(nc ssh.NewChannel) {
 		return
 	}
 	f.enter()
+	f.p.sshSessions.Add(1)
 	f.sessions.Go(func() {
 		defer f.leave()
+		defer f.p.sshSessions.Add(-1)
 		s := &sshSession{f: f, ch: ch, gone: make(chan struct{}), signals: make(chan string, 16)}
 		s.serve(reqs)
 	})

@@ -32,11 +32,15 @@ type loadedConfig struct {
 // loadFile reads a configuration. Its error is config.Errors for mistakes in the file.
 // own is the vault that its secrets come from; nil: they count as locked.
 func loadFile(path string, own *vault.Vault) (*loadedConfig, []config.Problem, error) {
+	return loadFileWith(path, sources.Environment{Vault: own})
+}
+
+func loadFileWith(path string, env sources.Environment) (*loadedConfig, []config.Problem, error) {
 	c, err := config.Load(path)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := sources.Build(c.Credentials, sources.Environment{Vault: own}); err != nil {
+	if err := sources.Build(c.Credentials, env); err != nil {
 		return nil, nil, err
 	}
 	store, err := inject.NewStore(c.Credentials)
@@ -57,7 +61,7 @@ func loadFile(path string, own *vault.Vault) (*loadedConfig, []config.Problem, e
 // loadConfig reads the configuration; its error has an exit code.
 func (a *app) loadConfig() (*loadedConfig, error) {
 	path := a.configPath()
-	cfg, _, err := loadFile(path, a.vault)
+	cfg, _, err := loadFileWith(path, sources.Environment{Vault: a.vault, Refreshed: a.refreshed})
 	if err != nil {
 		return nil, configError(path, err)
 	}

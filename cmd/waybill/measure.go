@@ -57,5 +57,5 @@ func (s *server) journalState() metrics.JournalState {
 // connectionState is looked up at every scrape.
 func (s *server) connectionState() metrics.ConnectionState {
 	c := s.front.Connections()
-	return metrics.ConnectionState{Callers: c.Callers, Tunnels: c.Tunnels, Upstream: s.transport.Idle()}
+	return metrics.ConnectionState{Callers: c.Callers, Tunnels: c.Tunnels, Upstream: s.transport.Idle(), SSH: c.SSH}
 }

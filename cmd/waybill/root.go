@@ -26,6 +26,8 @@ type app struct {
 	adminFlag  string
 
 	vault *vault.Vault // of the proxy that runs in this process; nil: none
+	// refreshed is told of every renewal of a credential; nil: nobody is.
+	refreshed func(credential string, ok bool)
 
 	entered bool // the command line was understood; later errors are not about usage
 }

@@ -126,6 +126,8 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	ignoreEnvironment(s.log)
 	s.vault = openVault(opts.data)
 	a.vault = s.vault
+	// No credential is fetched before there are metrics.
+	a.refreshed = func(credential string, ok bool) { s.metrics.CredentialRefreshed(credential, ok) }
 	cfg, err := a.loadConfig()
 	if err != nil {
 		return nil, err
@@ -139,6 +141,7 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	}
 	build := readBuildInfo()
 	s.metrics = newMetrics(build, cfg)
+	measureVault(s.metrics, s.vault)
 	if err := s.openJournal(opts, build, cfg); err != nil {
 		return nil, err
 	}
@@ -302,7 +305,7 @@ func (s *server) listen(ctx context.Context, opts serverOptions, cfg *loadedConf
 	}
 
 	s.admin = s.front.AdminServer()
-	s.admin.Handler = vaultAdmin(s.vault, s.log, s.admin.Handler)
+	s.admin.Handler = vaultAdmin(s.vault, s.metrics, s.log, s.admin.Handler)
 	s.admin.Handler = journalAdmin(s.journal, s.log, s.admin.Handler)
 	if metricsAddr != listenNothing {
 		l, err := listenTCP("--metrics", metricsAddr)

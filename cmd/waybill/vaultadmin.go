@@ -10,6 +10,7 @@ import (
 
 	"waybill/inject"
 	"waybill/inject/vault"
+	"waybill/metrics"
 )
 
 const pathVault = "/v1/vault"
@@ -31,7 +32,7 @@ type unlockRequest struct {
 }
 
 // vaultAdmin serves the vault of a running proxy on the admin socket.
-func vaultAdmin(v *vault.Vault, log *slog.Logger, next http.Handler) http.Handler {
+func vaultAdmin(v *vault.Vault, m *metrics.Metrics, log *slog.Logger, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rest, ours := strings.CutPrefix(r.URL.Path, pathVault)
 		if !ours || rest != "" && rest[0] != '/' || !ownHost(r) || r.Header.Get("Origin") != "" {
@@ -68,6 +69,7 @@ func vaultAdmin(v *vault.Vault, log *slog.Logger, next http.Handler) http.Handle
 			return
 		}
 		out := vaultStatus{Locked: v.Locked()}
+		measureVault(m, v)
 		out.Method, _ = v.Method()
 		if err == nil && !out.Locked {
 			out.Secrets, err = v.List()
@@ -81,6 +83,12 @@ func vaultAdmin(v *vault.Vault, log *slog.Logger, next http.Handler) http.Handle
 		w.WriteHeader(status)
 		_ = json.NewEncoder(w).Encode(out)
 	})
+}
+
+// measureVault says whether there is a vault and it is locked.
+func measureVault(m *metrics.Metrics, v *vault.Vault) {
+	_, err := v.Method()
+	m.VaultLocked(err == nil && v.Locked())
 }
 
 // vaultProblem is an error of the vault for people. A text of a library stays out.

@@ -24,6 +24,9 @@ type Environment struct {
 	// Hide are environment variables that no command gets, besides those that secrets are
 	// read from.
 	Hide []string
+	// Refreshed, if set, is told each time that a credential which is issued for a time was
+	// made anew, or could not be.
+	Refreshed func(credential string, ok bool)
 }
 
 // remoteRefresh is how long a value of a store is used that names no end.
@@ -44,6 +47,10 @@ func Build(creds []inject.Credential, env Environment) error {
 		if creds[i].Source != nil || creds[i].Spec == nil {
 			continue
 		}
+		b.issued = nil
+		if id := creds[i].ID; env.Refreshed != nil {
+			b.issued = func(ok bool) { env.Refreshed(id, ok) }
+		}
 		src, err := b.source(creds[i].Spec)
 		if err != nil {
 			return fmt.Errorf("credentials.%s: %w", creds[i].ID, err)
@@ -56,6 +63,14 @@ func Build(creds []inject.Credential, env Environment) error {
 type builder struct {
 	env  Environment
 	hide []string
+
+	issued func(ok bool) // of the credential that is being built
+}
+
+// told are the options of a source whose values are issued for a time.
+func (b *builder) told(o inject.CacheOptions) inject.CacheOptions {
+	o.Done = b.issued
+	return o
 }
 
 func (b *builder) source(s *inject.Spec) (inject.Source, error) {
@@ -95,13 +110,13 @@ func (b *builder) source(s *inject.Spec) (inject.Source, error) {
 		if err != nil {
 			return nil, err
 		}
-		return oauth.Source(*s.OAuth, oauth.Options{ClientSecret: secret, RefreshToken: refresh, Cache: remote}), nil
+		return oauth.Source(*s.OAuth, oauth.Options{ClientSecret: secret, RefreshToken: refresh, Cache: b.told(remote)}), nil
 	case inject.KindGitHubApp:
 		key, err := b.source(s.GitHubApp.PrivateKey)
 		if err != nil {
 			return nil, err
 		}
-		return githubapp.Source(*s.GitHubApp, key, remote), nil
+		return githubapp.Source(*s.GitHubApp, key, b.told(remote)), nil
 	case inject.KindHashicorp:
 		var login hashicorp.Login
 		var err error
@@ -112,6 +127,9 @@ func (b *builder) source(s *inject.Spec) (inject.Source, error) {
 			if login.SecretID, err = inner(s.Hashicorp.AppRole.SecretID); err != nil {
 				return nil, err
 			}
+		}
+		if s.Hashicorp.Dynamic {
+			remote = b.told(remote)
 		}
 		return hashicorp.Source(*s.Hashicorp, login, remote), nil
 	case inject.KindAWS:

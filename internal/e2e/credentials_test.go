@@ -205,11 +205,19 @@ func TestCredentialCanaries(t *testing.T) {
 	if resp := send("w3", "/v1/never"); !strings.Contains(string(resp.Body), "VAULT_LOCKED") || resp.Status != http.StatusForbidden {
 		t.Errorf("locked: %d %s", resp.Status, resp.Body)
 	}
+	if !strings.Contains(get(t, r.meters), "\nwaybill_vault_locked 1\n") {
+		t.Error("the metrics do not say that the vault is locked")
+	}
 	said += cli("", "vault", "unlock")
 	if resp := send("w3", "/v1/again"); resp.Status != 200 {
 		t.Errorf("unlocked again: %d %s", resp.Status, resp.Body)
 	}
 	metrics := get(t, r.meters)
+	for _, want := range []string{"\nwaybill_vault_locked 0\n", `waybill_credential_refreshes_total{credential="oauth",result="success"}`, `waybill_credential_refreshes_total{credential="refused",result="failure"}`} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("the metrics do not have %q", want)
+		}
+	}
 	_, list, _ := r.cli("actions", "--json")
 	for _, v := range byTarget(r.actions(), "") {
 		_, one, _ := r.cli("action", v.InvocationID)

@@ -671,6 +671,9 @@ func TestSSHCallers(t *testing.T) {
 	if status, _ := s.post(map[string]any{"target": "box.test", "user": "deploy", "command": "exit 8"}, token); status != 200 {
 		t.Errorf("API: %d", status)
 	}
+	if _, samples := scrape(t, s.meters); sum(samples, "waybill_caller_connections_total", map[string]string{"endpoint": "ssh"}) < 4 {
+		t.Error("connections to the SSH endpoint are not counted")
+	}
 }
 
 func sha256Hex(s string) string { sum := sha256.Sum256([]byte(s)); return hex.EncodeToString(sum[:]) }
