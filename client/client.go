@@ -209,7 +209,7 @@ func (c *Client) do(req *http.Request, cl *call) (*Response, *Error) {
 		traceOf(ctx).add(resp, fail)
 		wait, again := c.again(req, cl, n, resp, fail)
 		if !again || !sleep(ctx, wait) {
-			if fail != nil && open != nil && fail.Facts().Outcome == outcome.NotAttempted {
+			if fail != nil && open != nil && fail.Facts().Outcome == outcome.NotAttempted && !control.Off("A9-repeat-hides-nothing") {
 				// The last repeat did nothing; what came before it may have (CONTRACT A9).
 				open.Last = fail
 				return nil, open

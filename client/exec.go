@@ -190,7 +190,7 @@ func splitOutput(r io.Reader, stdout, stderr io.Writer) error {
 	var head [frameHead]byte
 	for {
 		_, err := io.ReadFull(r, head[:])
-		if err == io.EOF { //nolint:errorlint // itself: a wrapped one is no clean end
+		if err == io.EOF { // itself: a wrapped one is no clean end
 			return nil
 		}
 		if err != nil {

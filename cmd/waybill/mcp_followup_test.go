@@ -110,7 +110,7 @@ func (b *followBed) goClient() *client.Client {
 func TestMCPFollowUp(t *testing.T) {
 	contract.Covers(t, "L6", "O5", "O3", "K6", "A7", "F8", "C2")
 	b := newFollowBed(t)
-	b.serve()
+	b.serve("--ssh", "127.0.0.1:0")
 	h := b.inProcess(20 * time.Millisecond)
 	c := b.goClient()
 	origin := "https://" + runHost
@@ -318,7 +318,7 @@ func idOf(t *testing.T, c *client.Client, requestID string) string {
 func TestMCPCommandPipeBreaks(t *testing.T) {
 	contract.Covers(t, "H2", "H3", "F5", "G9")
 	b := newFollowBed(t)
-	b.serve()
+	b.serve("--ssh", "127.0.0.1:0")
 	for n, how := range []string{"killed", "closed"} {
 		h := b.stdio()
 		token := fmt.Sprintf("pipe-%d", n)

@@ -16,6 +16,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"waybill/client"
+	"waybill/dispatch"
 	"waybill/outcome"
 	"waybill/routes"
 )
@@ -513,7 +514,7 @@ func record(a *client.Action) *toolAnswer {
 	if a.Facts().Code == outcome.CodeApprovalPending {
 		text += approvalHint(a.InvocationID)
 	}
-	if job := out.Envelope.Evidence.Job; job != nil && job.Action != "" && job.Action != a.InvocationID {
+	if job := out.Envelope.Evidence.Job; job != nil && job.Action != "" && job.Action != a.InvocationID && job.State == string(dispatch.JobPending) {
 		text = strings.TrimSpace(text + jobHint(job.Action))
 	}
 	return &toolAnswer{structured: out, text: text}
