@@ -258,6 +258,9 @@ func (d *doctor) checkGitConfig(check string) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, git, "config", "--name-only", "--get-regexp", `^(http\..*(proxy|sslverify|sslcainfo)|remote\..*\.proxy)$`)
 	cmd.Env = d.a.environ
+	if d.cfg != nil {
+		cmd.Env = (&builtEnv{Unset: d.cfg.credentials.EnvNames()}).Environ(d.a.environ) // no secret is its business (C2)
+	}
 	cmd.WaitDelay = time.Second
 	out, err := cmd.Output()
 	var exit *exec.ExitError
