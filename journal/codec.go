@@ -91,6 +91,23 @@ func frameCount(b []byte) (int, dispatch.ActionID, error) {
 type projection struct {
 	rec    dispatch.Record
 	frames []uint64 // first sequence number of each frame, ascending
+	// brief: only the places of its frames are stored, the record is made from them.
+	brief bool
+}
+
+const (
+	// briefFrames and briefBytes bound the frames of a brief projection, and what one of
+	// them holds: reading it stays cheap, and its record fits into a value when it is
+	// written at the end.
+	briefFrames = 4
+	briefBytes  = 8 << 10
+)
+
+// shorten decides whether the record is left out of what is stored: of an action that
+// goes on, which hardly anyone but the committer asks for, and which the next append
+// would replace. written are the bytes of this append's events.
+func (p *projection) shorten(old *projection, written int) {
+	p.brief = !p.rec.Ended && (old == nil || old.brief) && len(p.frames) <= briefFrames && written <= briefBytes
 }
 
 func encodeProjection(p *projection) ([]byte, error) {
@@ -103,6 +120,11 @@ func (p *projection) parts() (head, rec []byte, err error) {
 	if rec, err = json.Marshal(&p.rec); err != nil {
 		return nil, nil, err
 	}
+	return p.places(), rec, nil
+}
+
+// places is the first part, which stands alone in a brief projection.
+func (p *projection) places() []byte {
 	b := make([]byte, 0, 1+binary.MaxVarintLen64*(1+len(p.frames)))
 	b = append(b, plainVersion)
 	b = binary.AppendUvarint(b, uint64(len(p.frames)))
@@ -111,9 +133,10 @@ func (p *projection) parts() (head, rec []byte, err error) {
 		b = binary.AppendUvarint(b, s-last)
 		last = s
 	}
-	return b, rec, nil
+	return b
 }
 
+// decodeProjection reads what is stored; of a brief projection the record is empty.
 func decodeProjection(b []byte) (*projection, error) {
 	if len(b) < 1 || b[0] != plainVersion {
 		return nil, errDecode
@@ -134,6 +157,10 @@ func decodeProjection(b []byte) (*projection, error) {
 		last += d
 		p.frames = append(p.frames, last)
 		b = b[w:]
+	}
+	if len(b) == 0 && n > 0 {
+		p.brief = true
+		return p, nil
 	}
 	if json.Unmarshal(b, &p.rec) != nil {
 		return nil, errDecode

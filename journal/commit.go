@@ -342,8 +342,10 @@ func (j *Journal) stage(txn *badger.Txn, st *stage, r *request) (fits bool, err 
 			next.frames = append(make([]uint64, 0, len(old.frames)+1), old.frames...)
 		}
 		next.frames = append(next.frames, first)
-		places, rec, err := next.parts()
-		if err != nil {
+		var places, rec []byte
+		if next.shorten(old, len(r.payload)); next.brief {
+			places = next.places()
+		} else if places, rec, err = next.parts(); err != nil {
 			return false, fmt.Errorf("%w: projection cannot be encoded", dispatch.ErrNotWritten)
 		}
 		if n := len(places) + len(rec); n > maxStoredValue-sealOverhead {

@@ -607,10 +607,35 @@ func (j *Journal) readProjection(txn *badger.Txn, id dispatch.ActionID) (*projec
 		return nil, &CorruptError{What: "projection does not open", Action: id}
 	}
 	p, err := decodeProjection(plain)
+	if err == nil && p.brief {
+		p.rec, err = j.fromFrames(txn, id, p.frames)
+		if err != nil {
+			return nil, err
+		}
+	}
 	if err != nil || p.rec.ID != id {
 		return nil, &CorruptError{What: "projection does not decode", Action: id}
 	}
 	return p, nil
+}
+
+// fromFrames makes the record of a brief projection from its frames, which the same
+// view holds.
+func (j *Journal) fromFrames(txn *badger.Txn, id dispatch.ActionID, frames []uint64) (rec dispatch.Record, err error) {
+	rec.ID = id
+	for _, first := range frames {
+		f, _, err := j.frameOf(txn, id, first)
+		if err != nil {
+			return dispatch.Record{}, err
+		}
+		for i := range f.events {
+			seq := first + uint64(i)
+			if rec, err = dispatch.Apply(rec, &f.events[i], seq); err != nil {
+				return dispatch.Record{}, &CorruptError{What: "event is illegal where it stands", Seq: seq, Action: id}
+			}
+		}
+	}
+	return rec, nil
 }
 
 // between runs f between two groups: nothing is being written while it runs. Where

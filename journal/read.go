@@ -73,23 +73,11 @@ func (j *Journal) Events(_ context.Context, id dispatch.ActionID) (out []dispatc
 func (j *Journal) readEvents(txn *badger.Txn, id dispatch.ActionID, p *projection) ([]dispatch.StoredEvent, error) {
 	out := make([]dispatch.StoredEvent, 0, p.rec.Events)
 	for _, first := range p.frames {
-		key := keyEvent(first)
-		v, found, err := get(txn, key)
+		f, v, err := j.frameOf(txn, id, first)
 		if err != nil {
 			return nil, err
 		}
-		if !found {
-			return nil, &CorruptError{What: "event is missing", Seq: first, Action: id}
-		}
-		plain, _, ok := j.seal.open(key, v, hashBytes)
-		if !ok {
-			return nil, &CorruptError{What: "event does not open: altered", Seq: first, Action: id}
-		}
-		f, err := decodeFrame(plain)
-		if err != nil || f.action != id {
-			return nil, &CorruptError{What: "event does not decode", Seq: first, Action: id}
-		}
-		hash := chain(key, v)
+		hash := chain(keyEvent(first), v)
 		text := hex.EncodeToString(hash[:])
 		for i := range f.events {
 			out = append(out, dispatch.StoredEvent{Seq: first + uint64(i), Hash: text, Boot: ulid.ULID(f.boot).String(), Event: f.events[i]})
@@ -99,6 +87,26 @@ func (j *Journal) readEvents(txn *badger.Txn, id dispatch.ActionID, p *projectio
 		return nil, &CorruptError{What: "the projection counts other events", Action: id}
 	}
 	return out, nil
+}
+
+// frameOf reads and opens one frame of an action; value is what is stored.
+func (j *Journal) frameOf(txn *badger.Txn, id dispatch.ActionID, first uint64) (f frame, value []byte, err error) {
+	key := keyEvent(first)
+	value, found, err := get(txn, key)
+	if err != nil {
+		return f, nil, err
+	}
+	if !found {
+		return f, nil, &CorruptError{What: "event is missing", Seq: first, Action: id}
+	}
+	plain, _, ok := j.seal.open(key, value, hashBytes)
+	if !ok {
+		return f, nil, &CorruptError{What: "event does not open: altered", Seq: first, Action: id}
+	}
+	if f, err = decodeFrame(plain); err != nil || f.action != id {
+		return f, nil, &CorruptError{What: "event does not decode", Seq: first, Action: id}
+	}
+	return f, value, nil
 }
 
 // ByRequestID implements dispatch.Journal.
