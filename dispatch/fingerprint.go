@@ -9,15 +9,34 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
+// fieldBuffers are what field puts its parts together in.
+var fieldBuffers = sync.Pool{New: func() any { return new([512]byte) }}
+
+// field writes each part behind its length, in pieces as large as the buffer: a hash
+// takes one for many parts, and none is copied to the heap.
 func field(h hash.Hash, parts ...string) {
-	var n [8]byte
+	buf := fieldBuffers.Get().(*[512]byte) //nolint:forcetypeassert // the pool holds nothing else
+	b := buf[:0]
 	for _, p := range parts {
-		binary.BigEndian.PutUint64(n[:], uint64(len(p)))
-		h.Write(n[:])
-		h.Write([]byte(p))
+		if len(b)+8+len(p) > cap(b) {
+			h.Write(b)
+			b = b[:0]
+		}
+		b = binary.BigEndian.AppendUint64(b, uint64(len(p)))
+		for len(p) > cap(b)-len(b) {
+			n := copy(b[len(b):cap(b)], p)
+			h.Write(b[:cap(b)])
+			b, p = b[:0], p[n:]
+		}
+		b = append(b, p...)
 	}
+	h.Write(b)
+	// What went into a digest may be a secret: it does not wait here for the next one.
+	clear(buf[:])
+	fieldBuffers.Put(buf)
 }
 
 func digestText(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }
