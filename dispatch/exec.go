@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -337,7 +338,12 @@ func allowedEnv(s *routes.SSH, x *ExecRequest) ([]EnvVar, *Refusal) {
 // spoolExec takes in a standard input that is given whole, and makes the fingerprint
 // (CONTRACT D1): target, user, command, environment, and that input. One that arrives
 // while the command runs is named as such.
-func (a *action) spoolExec(context.Context) *Refusal {
+func (a *action) spoolExec(ctx context.Context) *Refusal {
+	if a.out.Exec.Stdin != nil && a.route.NeedsApproval(a.s.Method, a.s.RawPath, math.MaxInt64) { // as long as it may get
+		if r := a.wholeStdin(ctx); r != nil {
+			return r
+		}
+	}
 	if a.out.Exec.Stdin == nil && a.s.Body != nil {
 		if r := a.spoolBody(); r != nil {
 			return r
@@ -346,6 +352,48 @@ func (a *action) spoolExec(context.Context) *Refusal {
 	}
 	a.print = execFingerprint(a.out, a.execEnv, a.body)
 	return nil
+}
+
+// Bounds of an input that arrives by a channel and is waited for: a person approves all
+// that will be sent (CONTRACT D5).
+const (
+	maxWholeStdin = 1 << 20
+	stdinWait     = 5 * time.Second
+)
+
+// wholeStdin takes in an input that would arrive while the command runs.
+func (a *action) wholeStdin(ctx context.Context) *Refusal {
+	type input struct {
+		data []byte
+		err  error
+	}
+	in, stdin := make(chan input, 1), a.out.Exec.Stdin
+	go func() { // ends with the caller's session at the latest
+		data, err := io.ReadAll(io.LimitReader(stdin, maxWholeStdin+1))
+		in <- input{data, err}
+	}()
+	late := time.NewTimer(stdinWait)
+	defer late.Stop()
+	select {
+	case <-ctx.Done():
+		return a.cancelled(outcome.Validation)
+	case <-late.C:
+		return refusal(outcome.CodeUnsupportedAction, "request.stdin", "stdin_streamed", "A person approves all that will be sent, and the standard input did not end; close it (ssh -n, or </dev/null).")
+	case got := <-in:
+		switch {
+		case got.err != nil && gone(ctx):
+			return a.cancelled(outcome.Validation)
+		case got.err != nil:
+			return refusal(outcome.CodeInvalidRequest, "request.stdin", reasonBodyBroken, "The standard input ended before it was complete.")
+		case len(got.data) > maxWholeStdin:
+			return refusal(outcome.CodePayloadLimit, "request.stdin", "held_limit", "The standard input of a command that waits for an approval has at most 1 MiB.")
+		}
+		a.out.Exec.Stdin, a.s.Exec.Stdin = nil, nil
+		if len(got.data) > 0 {
+			a.s.Body, a.s.ContentLength = bytes.NewReader(got.data), int64(len(got.data))
+		}
+		return nil
+	}
 }
 
 func execFields(out *Outgoing, env []EnvVar) []string {

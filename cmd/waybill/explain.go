@@ -83,22 +83,32 @@ type explainedLimits struct {
 func newExplain(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "explain METHOD URL",
+		Use:   "explain METHOD URL | ssh USER@HOST[:PORT] COMMAND…",
 		Short: "Show route, injection, contract and advice for a request, without sending it",
 		Long: `Show what the configuration makes of a request: the route that takes it, the
 fields that are injected (names only), what is known of the remote side, and what
-automation may do for each point at which the request could stop.
+automation may do for each point at which the request could stop. With ssh it does
+so for a command over SSH, and shows the pattern that takes it.
 
 Reads the configuration file only: no secret, no network. The exit code is 1 when
 the request would be refused.`,
-		Example: `  waybill explain POST https://api.stripe.com/v1/charges`,
-		Args:    cobra.ExactArgs(2),
+		Example: `  waybill explain POST https://api.stripe.com/v1/charges
+  waybill explain ssh deploy@box.example.com 'systemctl restart app-web'`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 && args[0] == "ssh" {
+				return cobra.MinimumNArgs(1)(cmd, args)
+			}
+			return cobra.ExactArgs(2)(cmd, args)
+		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			cfg, err := a.loadConfig()
 			if err != nil {
 				return err
 			}
 			snapshot := cfg.snapshot
+			if args[0] == "ssh" {
+				return a.explainSSH(snapshot, args[1:], asJSON)
+			}
 			method := strings.ToUpper(args[0])
 			e, err := snapshot.Explain(method, args[1])
 			if err != nil {
@@ -154,23 +164,28 @@ func explain(s *routes.Snapshot, method string, e routes.Explanation) explainDoc
 	if b := r.Contract.Retry; b != nil {
 		doc.Contract.Retry = &explainedRetry{Attempts: b.Attempts, Total: b.Total.String(), Background: b.Background}
 	}
-	l := r.Limits
-	doc.Limits = &explainedLimits{
+	doc.Limits = explainLimits(&r.Limits)
+	doc.Advice = adviceFor(&r.Contract, repeatable, doc.Contract.Key != nil && doc.Contract.Key.Counts, len(r.Inject) > 0)
+	return doc
+}
+
+func explainLimits(l *routes.Limits) *explainedLimits {
+	return &explainedLimits{
 		RequestBytes: l.Request, ResponseBytes: l.Response, Timeout: l.Timeout.String(), Idle: l.Idle.String(),
 		Connect: l.Connect.String(), Tries: l.Tries, Duplicates: l.Duplicates.String(), Retention: l.Retention.String(),
 	}
-	doc.Advice = adviceFor(&r.Contract, repeatable, doc.Contract.Key != nil && doc.Contract.Key.Counts, len(r.Inject) > 0)
-	return doc
+}
+
+func adviceAt(at string, f outcome.Facts, repeatable bool) advice {
+	next := outcome.Decide(outcome.DecideRecord{Outcome: f.Outcome, Retry: f.Retry, Fingerprint: "same"}, outcome.Operation{Idempotent: repeatable, Fingerprint: "same"})
+	return advice{At: at, Phase: f.Phase, Outcome: f.Outcome, Retry: f.Retry, Code: f.Code, Next: next.Step}
 }
 
 // adviceFor goes through the points at which a request can stop (CONTRACT C1, E1,
 // F2, G5, G10). Codes with one row in table U are looked up there.
 func adviceFor(c *routes.Contract, repeatable, keyed, injects bool) []advice {
 	var all []advice
-	add := func(at string, f outcome.Facts) {
-		next := outcome.Decide(outcome.DecideRecord{Outcome: f.Outcome, Retry: f.Retry, Fingerprint: "same"}, outcome.Operation{Idempotent: repeatable, Fingerprint: "same"})
-		all = append(all, advice{At: at, Phase: f.Phase, Outcome: f.Outcome, Retry: f.Retry, Code: f.Code, Next: next.Step})
-	}
+	add := func(at string, f outcome.Facts) { all = append(all, adviceAt(at, f, repeatable)) }
 	fixed := func(at string, code outcome.Code) {
 		if f, ok := outcome.Of(code); ok {
 			add(at, f)
@@ -276,13 +291,17 @@ func printExplanation(a *app, d explainDocument) error {
 	if p.err != nil {
 		return p.err
 	}
+	return printAdvice(a, d.Advice)
+}
+
+func printAdvice(a *app, list []advice) error {
 	t := table{head: []string{"IF IT STOPS AT", "PHASE", "OUTCOME", "RETRY", "CODE", "NEXT"}, color: func(row, column int) string {
 		if column == 2 {
-			return outcomeColour(d.Advice[row].Outcome.String())
+			return outcomeColour(list[row].Outcome.String())
 		}
 		return ""
 	}}
-	for _, v := range d.Advice {
+	for _, v := range list {
 		t.add(v.At, v.Phase.String(), v.Outcome.String(), v.Retry.String(), dash(v.Code.String()), v.Next.String())
 	}
 	return t.print(a.stdout, newStyler(a, a.stdout))

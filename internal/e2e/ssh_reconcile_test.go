@@ -86,3 +86,87 @@ func TestSSHReconcile(t *testing.T) {
 	})
 	s.verify()
 }
+
+// What the configuration makes of a command is shown without a target, and without the
+// command line (CONTRACT V1, I8).
+func TestSSHExplain(t *testing.T) {
+	contract.Covers(t, "I8", "V1", "C2")
+	s := newSSHRig(t, sshOptions{})
+	for _, tc := range []struct {
+		args []string
+		code int
+		want []string
+	}{
+		{[]string{"deploy@box.test", "noexit", "ask", "x;y"}, 0, []string{"decision     run", "pattern      regexp noexit ask (.*) (commands[3])", "key          credential key", "LANG, and WAYBILL_ACTION_ID by Waybill",
+			"not repeatable", "if unknown   say 'x;y' ${action_id}", "when asked", "connection lost, or no exit status", "REMOTE_RESULT_INCOMPLETE"}},
+		{[]string{"deploy@box.test:22", "safe thing"}, 0, []string{"repeatable, output may stay open for 2s", "backoff"}},
+		{[]string{"deploy@box.test", "exitnoclose authoritative"}, 0, []string{"the exit status is authoritative, output may stay open for 300ms"}},
+		{[]string{"deploy@box.test", "reboot s3cret"}, 1, []string{"decision     no_route", "ROUTE_NOT_FOUND", "only the commands"}},
+		{[]string{"root@box.test", "exit0"}, 1, []string{"only as deploy"}},
+		{[]string{"box.test", "exit0"}, 2, []string{"name the remote user"}},
+		{[]string{"deploy@box.test"}, 2, []string{"give the target and the command"}},
+	} {
+		code, out, errs := s.cli(append([]string{"explain", "ssh"}, tc.args...)...)
+		if code != tc.code || strings.Contains(out+errs, "s3cret") {
+			t.Errorf("%q: %d %s%s", tc.args, code, out, errs)
+		}
+		for _, w := range tc.want {
+			if !strings.Contains(out+errs, w) {
+				t.Errorf("%q: no %q in\n%s%s", tc.args, w, out, errs)
+			}
+		}
+	}
+	code, out, errs := s.cli("explain", "--json", "ssh", "deploy@box.test", "noexit early")
+	if code != 0 || !strings.Contains(out, `"confirm": "probe"`) || !strings.Contains(out, `"at": "exit status 0"`) || strings.Contains(out, "early\n") {
+		t.Errorf("%d %s%s", code, out, errs)
+	}
+	if _, samples := scrape(t, s.meters); sum(samples, "waybill_caller_connections_total", map[string]string{"endpoint": "ssh"}) != 0 {
+		t.Error("a connection is counted that nobody made")
+	}
+	s.sshRun("box.test", "deploy", "exit0")
+	if _, samples := scrape(t, s.meters); sum(samples, "waybill_caller_connections_total", map[string]string{"endpoint": "ssh"}) != 1 || sum(samples, "waybill_caller_connections_total", map[string]string{"endpoint": "proxy"}) != 0 {
+		t.Error("the connection of an SSH client is not counted where it came")
+	}
+}
+
+// A command that a person has to approve: nothing runs before, it runs once, with the
+// input that was approved, and its result is fetched (CONTRACT D3, D5).
+func TestSSHApproval(t *testing.T) {
+	contract.Covers(t, "D3", "D5", "H3")
+	s := newSSHRig(t, sshOptions{more: "    approval: {hold: 50ms, expiry: 1h}\n"})
+	g := s.run(strings.NewReader("amount=7\n"), nil, "ssh", "-F", s.conf, "deploy@box.test", "cat order")
+	v := s.last()
+	if g.code != 255 || v.Code != "APPROVAL_PENDING" || v.Outcome != "not_attempted" || !strings.Contains(g.stderr, "APPROVAL_PENDING") || s.box.Ran("cat order") != 0 {
+		t.Fatalf("%d %q\n%s", g.code, facts(v), g.stderr)
+	}
+	code, out, errs := s.cli("approvals", v.InvocationID)
+	if code != 0 || !strings.Contains(out, "EXEC ssh://deploy@box.test") || !strings.Contains(out, "cat order") || !strings.Contains(out, "amount=7") {
+		t.Errorf("what is approved is not shown: %d %s%s", code, out, errs)
+	}
+	if code, _, errs := s.cli("approve", v.InvocationID); code != 0 {
+		t.Fatalf("approve: %d %s", code, errs)
+	}
+	if done := s.settled(v.InvocationID); done.Outcome != "committed" {
+		t.Errorf("%q", facts(done))
+	}
+	if code, _, _ := s.cli("approve", v.InvocationID); code == 0 {
+		t.Error("it was approved twice")
+	}
+	if s.box.Ran("cat order") != 1 || s.box.Stdin("cat order") != "amount=7\n" {
+		t.Errorf("ran %d times, with %q", s.box.Ran("cat order"), s.box.Stdin("cat order"))
+	}
+	if code, out, errs := s.cli("result", v.InvocationID); code != 0 || out != "amount=7\n" {
+		t.Errorf("result: %d %q %s", code, out, errs)
+	}
+	g = s.sshRun("box.test", "deploy", "exit0")
+	if v := s.last(); g.code != 255 || v.Code != "APPROVAL_PENDING" {
+		t.Fatalf("%d %q\n%s", g.code, facts(v), g.stderr)
+	}
+	if code, _, errs := s.cli("deny", s.last().InvocationID); code != 0 {
+		t.Fatalf("deny: %d %s", code, errs)
+	}
+	if s.box.Ran("exit0") != 0 {
+		t.Error("what was denied ran")
+	}
+	s.verify()
+}

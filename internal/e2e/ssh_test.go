@@ -45,6 +45,7 @@ type sshOptions struct {
 	real   bool
 	top    string // further top-level YAML
 	limits string // of the box's route
+	more   string // further keys of it
 	known  string // in place of the box's line
 	env    []string
 }
@@ -90,7 +91,7 @@ func newSSHRig(t testing.TB, o sshOptions) *sshRig {
         - {argv: [execrefused]}
     upstream: {resolve: {box.test: "%s"}}
     limits: %s
-`, s.box.Addr, o.limits)
+%s`, s.box.Addr, o.limits, o.more)
 	if o.real {
 		s.real = testkit.StartSSHD(t, s.signer.PublicKey())
 		s.user = s.real.User
