@@ -90,12 +90,19 @@ func (c *Client) SSHExec(ctx context.Context, cmd Command, opts ...CallOption) (
 	}
 	defer func() { _ = resp.Body.Close() }()
 	r := &CommandResult{InvocationID: resp.InvocationID, RequestID: resp.RequestID, Facts: resp.Facts, Submissions: resp.Submissions}
+	// From here on the command has ended: what fails is only the reading of it.
+	read := func(from *Response) (*CommandResult, error) {
+		if _, err := c.readOutput(ctx, from, r); err != nil {
+			return nil, c.ended(resp, err)
+		}
+		return r, nil
+	}
 	if resp.Fetched || resp.Replayed != "" {
-		return c.readOutput(ctx, resp, r)
+		return read(resp)
 	}
 	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxExecBytes))
 	if err != nil {
-		return nil, err // of the body: an *Error
+		return nil, c.ended(resp, err)
 	}
 	var doc struct {
 		ExitStatus *int    `json:"exit_status"`
@@ -114,10 +121,10 @@ func (c *Client) SSHExec(ctx context.Context, cmd Command, opts ...CallOption) (
 	if doc.Result != "" { // too long for the answer
 		stored, err := c.Result(ctx, r.InvocationID)
 		if err != nil {
-			return nil, err
+			return nil, c.ended(resp, err)
 		}
 		defer func() { _ = stored.Body.Close() }()
-		return c.readOutput(ctx, stored, r)
+		return read(stored)
 	}
 	pick := func(text *string, b []byte) []byte {
 		if text != nil {
@@ -171,6 +178,15 @@ func (c *Client) readOutput(ctx context.Context, resp *Response, r *CommandResul
 		}
 	}
 	return r, nil
+}
+
+// ended is a failure to read what a command came to: never less than that it was run.
+func (c *Client) ended(resp *Response, cause error) *Error {
+	var e *Error
+	if errors.As(cause, &e) && e.Envelope.InvocationID == resp.InvocationID && e.Facts().Outcome != outcome.NotAttempted {
+		return e
+	}
+	return c.unread(resp, "output_not_read", cause)
 }
 
 // unread is a command that ended, and whose output did not arrive here whole.

@@ -287,6 +287,33 @@ func TestStoredOutput(t *testing.T) {
 	}
 }
 
+// TestCommandNotRead: a command that ran, and whose output cannot be read, is a failed
+// delivery with the action's id (CONTRACT F2, H2).
+func TestCommandNotRead(t *testing.T) {
+	contract.Covers(t, "O5", "F2", "H2")
+	for name, body := range map[string]string{
+		"long":           `{"invocation_id":"` + someAction + `","result":"/v1/actions/x/result","evidence":{"dispatch_started":true,"response_complete":true}}`,
+		"not understood": `{"invocation_id":`, "another": `{"invocation_id":"` + otherAction + `","evidence":{"dispatch_started":true,"response_complete":true}}`,
+	} {
+		sent := 0
+		p := &fakeProxy{api: func(req *http.Request) *http.Response {
+			if !strings.HasSuffix(req.URL.RequestURI(), execPath) {
+				return &http.Response{StatusCode: 502, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("down"))}
+			}
+			sent++
+			r := relayedResponse(200, outcome.Success(), nil)
+			r.Body = io.NopCloser(strings.NewReader(body))
+			return r
+		}}
+		_, err := p.client(t, Options{}).SSHExec(t.Context(), Command{Target: "box.test", User: "deploy", Command: "x"})
+		want := outcome.Facts{Phase: outcome.ResultDelivery, Outcome: outcome.Committed, Retry: outcome.FetchResult, Code: outcome.CodeDeliveryFailed}
+		var e *Error
+		if !errors.As(err, &e) || e.Facts() != want || e.Envelope.InvocationID != someAction || e.RequestID == "" || sent != 1 {
+			t.Errorf("%s: %+v", name, err)
+		}
+	}
+}
+
 type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
