@@ -209,7 +209,11 @@ func (a *api) sessions() {
 		return
 	}
 	a.recordSession(dispatch.SessionOpened, dispatch.Session{ID: id, Name: in.Name, Caller: sessionPrefix + id})
-	u := url.URL{Scheme: "http", User: url.UserPassword(id, token), Host: addr.String()}
+	scheme := "http"
+	if a.p.tls != nil {
+		scheme = "https"
+	}
+	u := url.URL{Scheme: scheme, User: url.UserPassword(id, token), Host: addr.String()}
 	a.json(http.StatusCreated, opened{ID: id, Token: token, ProxyURL: u.String()})
 }
 

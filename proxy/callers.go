@@ -36,6 +36,11 @@ type StaticCaller struct {
 	Name string
 	// TokenSHA256 is the SHA-256 of the caller's token; the token itself is not kept.
 	TokenSHA256 [sha256.Size]byte
+	// In place of a token: the SHA-256 of a client certificate, its subject (RFC 2253), or
+	// a Kubernetes service account. Zero: not recognised that way.
+	CertificateSHA256 *[sha256.Size]byte
+	Subject           string
+	ServiceAccount    *ServiceAccount
 }
 
 // Callers is the Authenticator of the product: session tokens, configured callers,
@@ -80,6 +85,11 @@ func (c *Callers) Authenticate(user, password string, remote net.Addr) (dispatch
 	}
 	if found >= 0 && password != "" {
 		return dispatch.Caller{ID: callerPrefix + c.Static[found].Name, Name: c.Static[found].Name}, true
+	}
+	for i := range c.Static {
+		if a := c.Static[i].ServiceAccount; a != nil && a.accepts(password, time.Now()) {
+			return dispatch.Caller{ID: callerPrefix + c.Static[i].Name, Name: c.Static[i].Name}, true
+		}
 	}
 	if c.Required() || !isLoopback(remote) || strings.HasPrefix(password, tokenPrefix) || strings.HasPrefix(user, tokenPrefix) {
 		return dispatch.Caller{}, false
@@ -153,8 +163,15 @@ func credentials(values []string) (user, password string, ok bool) {
 	}
 }
 
-// authenticate says who sent r on the proxy listener.
-func (p *Proxy) authenticate(values []string, remote net.Addr) (dispatch.Caller, bool) {
+// authenticate says who sent a request on conn, of a listener. Credentials that are
+// presented decide; without any, the connection's own certificate does.
+func (p *Proxy) authenticate(values []string, conn *headConn) (dispatch.Caller, bool) {
+	if len(values) == 0 {
+		if caller, ok := p.certified(conn); ok {
+			return caller, true
+		}
+	}
+	remote := conn.RemoteAddr()
 	user, password, ok := credentials(values)
 	if !ok {
 		return dispatch.Caller{}, false

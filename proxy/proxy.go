@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -77,6 +78,8 @@ type Config struct {
 	// journal's identity (CONTRACT K4).
 	FollowUp FollowUp
 	Origin   string
+	// TLS is what callers of the proxy listener speak (FrontTLS); nil: plain TCP.
+	TLS *tls.Config
 }
 
 // Proxy is the front. It is safe for concurrent use.
@@ -93,6 +96,7 @@ type Proxy struct {
 	admin    Admin
 	followUp FollowUp
 	origin   string
+	tls      *tls.Config // of the proxy listener
 
 	engine   *goproxy.ProxyHttpServer
 	server   *http.Server // of the proxy listener, and of everything inside tunnels
@@ -123,7 +127,7 @@ var ErrAuthenticationRequired = errors.New("proxy: the listener is not on loopba
 func New(cfg Config) *Proxy {
 	p := &Proxy{
 		pipeline: cfg.Pipeline, journal: cfg.Journal, ca: cfg.CA, sshCA: cfg.SSHCA, callers: cfg.Callers, sessions: cfg.Sessions, metrics: cfg.Metrics,
-		log: cfg.Logger, limits: cfg.Limits.withDefaults(), admin: cfg.Admin, followUp: cfg.FollowUp, origin: cfg.Origin,
+		log: cfg.Logger, limits: cfg.Limits.withDefaults(), admin: cfg.Admin, followUp: cfg.FollowUp, origin: cfg.Origin, tls: cfg.TLS,
 		handover:  newHandoverListener(),
 		listeners: make(map[net.Listener]struct{}),
 		tunnels:   make(map[*tunnel]struct{}),
@@ -185,6 +189,9 @@ var errNoDial = errors.New("proxy: goproxy is not to dial")
 // closes it. It returns nil after Shutdown or the end of ctx. It may be called for
 // several listeners. ErrAuthenticationRequired.
 func (p *Proxy) Serve(ctx context.Context, ln net.Listener) error {
+	if p.tls != nil {
+		ln = tls.NewListener(ln, p.tls)
+	}
 	return p.serve(ctx, &frontListener{Listener: ln, p: p})
 }
 
@@ -386,7 +393,7 @@ func (p *Proxy) handle(w http.ResponseWriter, r *http.Request) {
 		p.handleSSH(x, r, presented)
 		return
 	}
-	x.caller, ok = p.authenticate(presented, st.head.RemoteAddr())
+	x.caller, ok = p.authenticate(presented, st.head)
 	if !ok {
 		x.unauthenticated(r)
 		return

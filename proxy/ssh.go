@@ -37,14 +37,14 @@ func (p *Proxy) handleSSH(x *exchange, r *http.Request, presented []string) {
 			return
 		}
 		var ok bool
-		if x.caller, ok = p.authenticate(presented, x.conn.head.RemoteAddr()); !ok {
+		if x.caller, ok = p.authenticate(presented, x.conn.head); !ok {
 			x.unauthenticated(r)
 			return
 		}
 		p.serveAPI(x.w, r)
 		return
 	}
-	caller, known := p.authenticate(presented, x.conn.head.RemoteAddr())
+	caller, known := p.authenticate(presented, x.conn.head)
 	if !known && len(presented) > 0 {
 		x.unauthenticated(r)
 		return

@@ -551,7 +551,7 @@ func (x *exchange) violated(r *http.Request, v *violation) {
 		if v.credentials != "" {
 			presented = []string{v.credentials}
 		}
-		x.caller, known = x.p.authenticate(presented, x.conn.head.RemoteAddr())
+		x.caller, known = x.p.authenticate(presented, x.conn.head)
 	}
 	if !known {
 		x.unrecorded(outcome.Shape{Method: r.Method, InsideTunnel: true}, refusal(v.code, v.field, v.reason, v.detail), true)

@@ -22,6 +22,7 @@ type loadedConfig struct {
 	sshListen     string
 	metricsListen string
 	adminListen   string
+	proxyTLS      *config.ListenTLS // nil: plain TCP
 	journal       config.Journal
 	audit         config.Audit
 	approvals     config.Approvals
@@ -49,11 +50,17 @@ func loadFileWith(path string, env sources.Environment) (*loadedConfig, []config
 	}
 	out := &loadedConfig{
 		snapshot: c.Snapshot, credentials: store,
-		proxyListen: c.Listen.Proxy, sshListen: c.Listen.SSH, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin, journal: c.Journal, audit: c.Audit, approvals: c.Approvals, presets: c.Presets,
+		proxyTLS: c.Listen.ProxyTLS, proxyListen: c.Listen.Proxy, sshListen: c.Listen.SSH, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin, journal: c.Journal, audit: c.Audit, approvals: c.Approvals, presets: c.Presets,
 		files: append([]string{path}, c.Files...),
 	}
 	for _, caller := range c.Callers {
-		out.callers = append(out.callers, proxy.StaticCaller{Name: caller.Name, TokenSHA256: caller.TokenSHA256})
+		static := proxy.StaticCaller{Name: caller.Name, TokenSHA256: caller.TokenSHA256, CertificateSHA256: caller.CertificateSHA256, Subject: caller.Subject}
+		if k := caller.Kubernetes; k != nil {
+			if static.ServiceAccount, err = proxy.NewServiceAccount(k.JWKS, k.Issuer, k.Audience, k.ServiceAccount); err != nil {
+				return nil, nil, fail(exitConfig, "callers: %s: %w", caller.Name, err)
+			}
+		}
+		out.callers = append(out.callers, static)
 	}
 	return out, c.Warnings, nil
 }

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"log/slog"
@@ -87,6 +89,7 @@ type server struct {
 	path       string // of the configuration
 	started    time.Time
 	data       string
+	secure     bool // callers of the proxy speak TLS
 	public     bool // the proxy is not on loopback only
 	draining   atomic.Bool
 	closers    []func() error // in order of start; run backwards when the start fails
@@ -99,6 +102,11 @@ type currentCallers struct{ atomic.Pointer[proxy.Callers] }
 // Authenticate implements proxy.Authenticator.
 func (c *currentCallers) Authenticate(user, password string, remote net.Addr) (dispatch.Caller, bool) {
 	return c.Load().Authenticate(user, password, remote)
+}
+
+// Certificate returns the caller of a verified client certificate (CONTRACT V4).
+func (c *currentCallers) Certificate(leaf *x509.Certificate) (dispatch.Caller, bool) {
+	return c.Load().Certificate(leaf)
 }
 
 // Valid reports whether a caller of an open tunnel would still be let in (CONTRACT V4).
@@ -159,7 +167,15 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 		return nil, err
 	}
 	s.openPipeline(cfg, ca)
+	var front *tls.Config
+	if t := cfg.proxyTLS; t != nil {
+		if front, err = proxy.FrontTLS(t.Certificate, t.Key, t.ClientCA); err != nil {
+			return nil, fail(exitConfig, "listen.proxy_tls: %w", err)
+		}
+	}
+	s.secure = front != nil
 	s.front = proxy.New(proxy.Config{
+		TLS:      front,
 		Pipeline: s.pipeline, Journal: s.journal, CA: ca, SSHCA: s.sshCA, Callers: s.callers, Sessions: sessions,
 		Metrics: s.metrics, Logger: s.log, Admin: s.adminConfig(build),
 		FollowUp: s.pipeline, Origin: s.journal.ID(),
@@ -582,7 +598,11 @@ func (s *server) announce(a *app) error {
 	}
 	s.log.Info("listening", slog.String("proxy", s.proxyAddr), slog.String("ssh", firstOf(s.sshAddr, listenNothing)), slog.String("admin", s.adminPath), slog.String("metrics", metricsAddr), slog.String("data", s.data), slog.String("snapshot", s.pipeline.Binding().Snapshot.Digest()))
 	p := &errWriter{w: a.stdout}
-	p.printf("proxy    http://%s\n", s.proxyAddr)
+	scheme := "http"
+	if s.secure {
+		scheme = "https"
+	}
+	p.printf("proxy    %s://%s\n", scheme, s.proxyAddr)
 	if s.metricsAddr != "" {
 		p.printf("metrics  http://%s/metrics\n", s.metricsAddr)
 	}

@@ -66,7 +66,13 @@ type Listen struct {
 	SSH     string // the SSH endpoint; default 127.0.0.1:7172
 	Admin   string // administration; "" is unix:<data>/admin.sock (CONTRACT V5)
 	Metrics string // /metrics, /livez, /readyz; default 127.0.0.1:7174
+	// ProxyTLS is what callers of the proxy speak; nil: plain TCP.
+	ProxyTLS *ListenTLS
 }
+
+// ListenTLS names the files of a TLS listener. ClientCA verifies callers' certificates;
+// "": none are asked for.
+type ListenTLS struct{ Certificate, Key, ClientCA string }
 
 // Journal bounds what the journal keeps. Open actions and unknown ones that were not
 // resolved are kept in any case.
@@ -82,6 +88,10 @@ func DefaultJournal() Journal { return Journal{Retention: 30 * 24 * time.Hour, M
 type Caller struct {
 	Name        string
 	TokenSHA256 [32]byte
+	// Or one of these: of a client certificate, or a Kubernetes service account.
+	CertificateSHA256 *[32]byte         `json:",omitempty"`
+	Subject           string            `json:",omitempty"`
+	Kubernetes        *KubernetesCaller `json:",omitempty"`
 }
 
 // DefaultListen returns the listeners of a file that names none (DESIGN section 4).
@@ -338,6 +348,8 @@ func (r *reader) root(n *yaml.Node) *Config {
 	}
 	if v, path, ok := o.get("listen"); ok {
 		c.Listen = r.listen(v, path, c.Callers)
+	} else {
+		r.certificateCallers(o, nil, c.Callers)
 	}
 	if v, path, ok := o.get("journal"); ok {
 		c.Journal = r.journal(v, path)
@@ -430,7 +442,7 @@ func (r *reader) journal(n *yaml.Node, path string) Journal {
 	return j
 }
 
-var listenSchema = schema{keys: []string{"proxy", "ssh", "admin", "metrics"}}
+var listenSchema = schema{keys: []string{"proxy", "proxy_tls", "ssh", "admin", "metrics"}}
 
 func (r *reader) listen(n *yaml.Node, path string, callers []Caller) Listen {
 	l := DefaultListen()
@@ -441,6 +453,10 @@ func (r *reader) listen(n *yaml.Node, path string, callers []Caller) Listen {
 	o.listener("proxy", &l.Proxy)
 	o.listener("ssh", &l.SSH)
 	o.listener("metrics", &l.Metrics)
+	if n, path, ok := o.get("proxy_tls"); ok {
+		l.ProxyTLS = r.listenTLS(n, path)
+	}
+	r.certificateCallers(o, l.ProxyTLS, callers)
 	if s, ok := o.text("admin", "unix: and a path"); ok {
 		n, path, _ := o.get("admin")
 		socket, unix := strings.CutPrefix(s, "unix:")
@@ -531,7 +547,7 @@ func IsLoopback(addr string) bool {
 }
 
 var callerSchema = schema{
-	keys:  []string{"name", "token_sha256"},
+	keys:  []string{"name", "token_sha256", "certificate", "kubernetes"},
 	hints: map[string]string{"token": "write token_sha256: with the SHA-256 of the token in hex; the token itself stays out of this file"},
 }
 
@@ -562,6 +578,12 @@ func (r *reader) callers(n *yaml.Node, path string) []Caller {
 			}
 			names[name] = true
 			c.Name = name
+		}
+		if o.has("certificate") || o.has("kubernetes") {
+			if r.otherCaller(o, &c) && okName {
+				out = append(out, c)
+			}
+			return
 		}
 		token, ok := o.need("token_sha256", "the SHA-256 of the caller's token, 64 hex digits")
 		if !ok {

@@ -33,7 +33,7 @@ func TestDefaults(t *testing.T) {
 	if d.Digest != c.Digest || d.Listen != c.Listen || d.Version != c.Version || c.Snapshot.Default() != routes.Deny || len(c.Snapshot.Routes()) != 0 {
 		t.Errorf("%+v\n%+v", d, c)
 	}
-	if got := (Listen{"127.0.0.1:7171", "127.0.0.1:7172", "", "127.0.0.1:7174"}); c.Listen != got {
+	if got := (Listen{Proxy: "127.0.0.1:7171", SSH: "127.0.0.1:7172", Metrics: "127.0.0.1:7174"}); c.Listen != got {
 		t.Errorf("%+v", c.Listen)
 	}
 }

@@ -277,7 +277,7 @@ func TestSchemaKeys(t *testing.T) {
 		want schema
 	}{
 		"document": {doc.object, rootSchema}, "listen": {doc.Defs["listen"], listenSchema}, "audit": {doc.Defs["audit"], auditSchema},
-		"audit_checkpoint": {doc.Defs["audit_checkpoint"], checkpointSchema}, "audit_destination": {doc.Defs["audit_destination"], auditDestinationSchema}, "caller": {doc.Defs["caller"], callerSchema},
+		"audit_checkpoint": {doc.Defs["audit_checkpoint"], checkpointSchema}, "audit_destination": {doc.Defs["audit_destination"], auditDestinationSchema}, "caller": {doc.Defs["caller"], callerSchema}, "kubernetesCaller": {doc.Defs["kubernetesCaller"], kubernetesCallerSchema}, "listenTLS": {doc.Defs["listenTLS"], listenTLSSchema},
 		"credential": {doc.Defs["credential"], credentialSchema}, "from": {from, sourceSchema}, "route": {doc.Defs["route"], routeSchema},
 		"kubernetesSecret": {doc.Defs["kubernetesSecret"], kubernetesSchema}, "keyring": {doc.Defs["keyring"], keyringSchema}, "hashicorpVault": {doc.Defs["hashicorpVault"], hashicorpSchema},
 		"awsSecret": {doc.Defs["awsSecret"], awsSchema}, "onePassword": {doc.Defs["onePassword"], onePasswordSchema}, "oauth": {doc.Defs["oauth"], oauthSchema}, "gitHubApp": {doc.Defs["gitHubApp"], gitHubAppSchema},

@@ -47,7 +47,7 @@ func (r Result) RestartNeeded() []string {
 		name      string
 		different bool
 	}{
-		{"listen.proxy", a.Proxy != b.Proxy}, {"listen.ssh", a.SSH != b.SSH}, {"listen.admin", a.Admin != b.Admin}, {"listen.metrics", a.Metrics != b.Metrics},
+		{"listen.proxy", a.Proxy != b.Proxy || (a.ProxyTLS == nil) != (b.ProxyTLS == nil) || a.ProxyTLS != nil && *a.ProxyTLS != *b.ProxyTLS}, {"listen.ssh", a.SSH != b.SSH}, {"listen.admin", a.Admin != b.Admin}, {"listen.metrics", a.Metrics != b.Metrics},
 	} {
 		if f.different {
 			out = append(out, f.name)

@@ -114,7 +114,7 @@ func (r *rig) write(name, text string) {
 	}
 }
 
-var listening = regexp.MustCompile(`(?s)proxy\s+http://(\S+)\s+metrics\s+(http://\S+)\s+admin\s+unix:\S+\n`)
+var listening = regexp.MustCompile(`(?s)proxy\s+https?://(\S+)\s+metrics\s+(http://\S+)\s+admin\s+unix:\S+\n`)
 
 // start starts the proxy, under a wrapper if one is given (strace and its arguments).
 func (r *rig) start(wrapper ...string) {

@@ -124,6 +124,7 @@ func (ca *CA) Issue(spec LeafSpec) tls.Certificate {
 	}
 	if spec.Client {
 		tmpl.ExtKeyUsage = append(tmpl.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
+		tmpl.Subject.CommonName = spec.Names[0]
 	}
 	for _, n := range spec.Names {
 		if ip := net.ParseIP(n); ip != nil {
