@@ -45,7 +45,7 @@ type sshOptions struct {
 	real   bool
 	top    string // further top-level YAML
 	limits string // of the box's route
-	more   string // further keys of it
+	more   string // further keys of it, and routes; BOX is its address
 	known  string // in place of the box's line
 	env    []string
 }
@@ -91,7 +91,7 @@ func newSSHRig(t testing.TB, o sshOptions) *sshRig {
         - {argv: [execrefused]}
     upstream: {resolve: {box.test: "%s"}}
     limits: %s
-%s`, s.box.Addr, o.limits, o.more)
+%s`, s.box.Addr, o.limits, strings.ReplaceAll(o.more, "BOX", s.box.Addr))
 	if o.real {
 		s.real = testkit.StartSSHD(t, s.signer.PublicKey())
 		s.user = s.real.User
