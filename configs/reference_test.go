@@ -153,7 +153,7 @@ func (n *node) keyed() bool {
 
 func (r *reference) table(t *testing.T, path string, n *node) {
 	for _, part := range append([]*node{n}, slices.Concat(n.OneOf, n.AnyOf)...) {
-		if part.Properties == nil {
+		if part.Properties == nil || part != n && n.Properties != nil { // conditions on keys that are listed already
 			continue
 		}
 		fmt.Fprintf(&r.out, "| key | value | default | |\n| --- | --- | --- | --- |\n")
