@@ -169,7 +169,10 @@ func (a *action) shape(rec *Record, f outcome.Facts) outcome.Shape {
 			s.ReceivedStatus = d.Response.Status
 		}
 	}
-	if e := a.setup; e != nil && f.Phase == outcome.ConnectionSetup {
+	if f.Phase != outcome.ConnectionSetup {
+		return s // the attempt may go on while its caller is answered
+	}
+	if e := a.setup; e != nil {
 		s.RCode, s.AlertID, s.AlertName = e.RCode, e.AlertID, e.AlertName
 	}
 	return s

@@ -574,16 +574,15 @@ func TestHeldRequestIsNeverToldAsOver(t *testing.T) {
 						return answerWith(201, "made")(ctx, out, sink)
 					}
 				}
-				done := submit(b, t.Context(), post("ask.example.test", "/v1/pay", "a"))
-				id := b.onlyApproval(t).ID
-				approve := decide(b, id)
-				waits := true
+				var armed atomic.Pointer[func()]
 				b.j.reading = func(ActionID) {
-					if waits {
-						waits = false
-						approve()
+					if approve := armed.Swap(nil); approve != nil {
+						(*approve)()
 					}
 				}
+				done := submit(b, t.Context(), post("ask.example.test", "/v1/pay", "a"))
+				approve := decide(b, b.onlyApproval(t).ID)
+				armed.Store(&approve)
 				r := <-done
 				if b.tr.count() != 1 || facts(r).Outcome == outcome.NotAttempted || r.Status == 202 || r.Envelope != nil && r.Envelope.Facts().Outcome == outcome.NotAttempted {
 					t.Errorf("%d sent, told %d %+v", b.tr.count(), r.Status, facts(r))
@@ -629,11 +628,16 @@ func TestHeldRequestIsNeverToldAsOver(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t)
 			done := submit(b, t.Context(), post("ask.example.test", "/v1/pay", "a"))
-			b.j.unreadable = ErrNotWritten
+			unreadable := func(err error) {
+				b.j.mu.Lock()
+				b.j.unreadable = err
+				b.j.mu.Unlock()
+			}
+			unreadable(ErrNotWritten)
 			if f := told(t, <-done); f.Outcome != outcome.Unknown || f.Retry != outcome.Reconcile {
 				t.Errorf("%+v", f)
 			}
-			b.j.unreadable = nil
+			unreadable(nil)
 		})
 	})
 }

@@ -448,7 +448,10 @@ func (a *action) lease() *Reply {
 // adopt makes what follows an attempt of rec.
 func (a *action) adopt(rec Record, generation int) {
 	a.further, a.generation = &rec, generation
-	a.id, a.recorded = rec.ID, true
+	if a.id != rec.ID { // a caller who leaves may be reading it
+		a.id = rec.ID
+	}
+	a.recorded = true
 	a.accepted.Relaxed = false
 	a.base = 0
 	for i := range rec.Attempts {
