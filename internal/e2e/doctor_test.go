@@ -216,7 +216,7 @@ func TestDoctorStatusBugreport(t *testing.T) {
 		t.Fatal(err)
 	}
 	fault(func() error { return os.WriteFile(r.config, append(good, "nonsense: 1\n"...), 0o600) }, func() error { return os.WriteFile(r.config, good, 0o600) }, "config", "nonsense", "waybill check")
-	if findings, out := doctorOf(t, r, 0, "--no-clients"); len(found(findings, "ports", "ok", "is free")) != 2 {
+	if findings, out := doctorOf(t, r, 0, "--no-clients"); len(found(findings, "ports", "ok", "is free")) < 2 { // the SSH endpoint has its default port, which may be taken
 		t.Errorf("healed:\n%s", out)
 	}
 }
