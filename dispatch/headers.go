@@ -133,6 +133,11 @@ func outgoingHeader(s *Submission, r *routes.Route, pseudonym string) (http.Head
 	for _, name := range r.Strip {
 		h.Del(name)
 	}
+	if !r.PassTrace {
+		h.Del("Traceparent")
+		h.Del("Tracestate")
+		h.Del("Baggage")
+	}
 	// The body was spooled: Waybill answered a 100-continue itself. A caller that asked
 	// wants no upload for nothing, so the origin is asked, too (RFC 9110 §10.1.1): one
 	// that refuses from the head gets none of the body. In HTTP/1.0 it means nothing.

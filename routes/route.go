@@ -28,6 +28,9 @@ type Route struct {
 	// PassAuthorization lets the caller's own Authorization and Cookie fields
 	// through on a route that injects another field.
 	PassAuthorization bool
+	// PassTrace forwards the caller's W3C trace context (traceparent, tracestate) and
+	// baggage; without it they are taken out: they name the caller's own systems.
+	PassTrace bool
 	// Strip names fields of the caller's request that are never forwarded on this
 	// route, in canonical form. It is for routes without injection: a client that
 	// follows a redirect to pre-signed storage repeats its placeholder Authorization

@@ -330,7 +330,7 @@ func fullRoute() Route {
 				Maker: MadeByCallerOrWaybill, RefusalsSpeak: true, Promises: KeyPromises(), Source: "docs", Reviewed: "2026-11-30"},
 			Conditional: true, Responses: []Response{{409, outcome.Committed, outcome.Never}}, OnRepeat: RepeatRefuse,
 			Retry: &Retry{Attempts: 3, Total: 3, Backoff: 1, Max: 2, IgnoreRetryAfter: true, Background: true}},
-		Delivery: DeliveryBuffered, Durability: Relaxed, RejectManaged: true, PassAuthorization: true,
+		Delivery: DeliveryBuffered, Durability: Relaxed, RejectManaged: true, PassAuthorization: true, PassTrace: true,
 		Callers: []string{"ci"}, RedirectFrom: []string{"https://api.example.com"}, Redirects: RedirectsSameOrigin, Leak: LeakBlock, Upgrade: UpgradeTunnel, Strip: []string{"Cookie"},
 		Dialect:  outcome.DialectSlack,
 		Approval: Approval{Required: true, When: []ApprovalRule{{Methods: []string{"GET"}, Paths: []string{"/v1/**"}, MinBody: 11}}, Hold: 12, Expiry: 13},

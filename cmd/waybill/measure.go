@@ -32,10 +32,12 @@ func labelNames(m *metrics.Metrics, cfg *loadedConfig) {
 // journalMetrics passes on what the journal made durable, and its figures.
 type journalMetrics struct {
 	m *metrics.Metrics
+	t *traces
 }
 
 func (j journalMetrics) Applied(before, after *dispatch.Record, events []dispatch.Event) {
 	dispatch.Measure(j.m, before, after, events)
+	j.t.applied(before, after, events)
 }
 func (j journalMetrics) Found(r *dispatch.Record) { dispatch.MeasureFound(j.m, r) }
 func (j journalMetrics) GroupCommitted(g journal.Group) {

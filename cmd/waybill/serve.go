@@ -56,6 +56,7 @@ type serverOptions struct {
 	metrics       string
 	logger        *slog.Logger
 	anyFilesystem bool
+	traces        string // endpoint of an OpenTelemetry collector; "": none
 }
 
 // server is a running proxy with everything it needs.
@@ -88,6 +89,7 @@ type server struct {
 	watch      func() // stops watching the configuration
 	path       string // of the configuration
 	started    time.Time
+	traces     *traces // nil: none
 	data       string
 	secure     bool // callers of the proxy speak TLS
 	public     bool // the proxy is not on loopback only
@@ -150,6 +152,9 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	build := readBuildInfo()
 	s.metrics = newMetrics(build, cfg)
 	measureVault(s.metrics, s.vault)
+	if err := s.openTraces(ctx, opts.traces, build); err != nil {
+		return nil, err
+	}
 	if err := s.openJournal(opts, build, cfg); err != nil {
 		return nil, err
 	}
@@ -232,7 +237,7 @@ func (s *server) openJournal(opts serverOptions, build buildInfo, cfg *loadedCon
 	j, found, err := journal.Open(journal.Options{
 		Dir: filepath.Join(opts.data, "journal"), Build: strings.TrimSpace(build.Version + " " + build.Revision), Config: cfg.snapshot.Digest(),
 		Retention: cfg.journal.Retention, MaxBytes: cfg.journal.MaxSize,
-		AllowAnyFilesystem: opts.anyFilesystem, Metrics: journalMetrics{s.metrics}, Logger: s.log,
+		AllowAnyFilesystem: opts.anyFilesystem, Metrics: journalMetrics{s.metrics, s.traces}, Logger: s.log,
 	})
 	if errors.Is(err, journal.ErrLocked) {
 		return fail(exitUnavailable, "data folder %s: %w; one proxy at a time: use the running one, or another --data", opts.data, err)
@@ -454,6 +459,7 @@ func (s *server) shutdown(ctx context.Context) error {
 	s.transport.Close()
 	s.audit.close()
 	jerr := s.journal.Close()
+	s.traces.close(s.log)
 	if drained != nil {
 		drained = errors.New("requests still ran; the next start records what is known of them")
 	}
@@ -467,6 +473,7 @@ type serveFlags struct {
 	logLevel, logFormat string
 	drain               time.Duration
 	anyFilesystem       bool
+	traces              string
 }
 
 func newServe(a *app) *cobra.Command {
@@ -497,6 +504,7 @@ known, restart.`,
 	f.StringVar(&flags.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&flags.logFormat, "log-format", "text", "text or json; the log goes to standard error")
 	f.StringVar(&flags.memoryLimit, "memory-limit", memoryAuto, "memory this process may take, as 128MiB: auto is the control group's limit (cgroup v1 or v2; a GOMEMLIMIT of the environment goes first), off none")
+	f.StringVar(&flags.traces, "traces", "", "`URL` of an OpenTelemetry collector (OTLP over HTTP), as http://127.0.0.1:4318, that gets a span of each action and attempt: facts and names of routes only (default: none)")
 	f.DurationVar(&flags.drain, "drain", 30*time.Second, "how long SIGTERM waits for running requests")
 	f.BoolVar(&flags.anyFilesystem, allowAnyFilesystem, false, "keep the journal on a file system that may forget what it acknowledged (tmpfs, overlayfs, NFS); for trying things out")
 	_ = cmd.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
@@ -530,7 +538,7 @@ func (a *app) serve(ctx context.Context, flags *serveFlags) error {
 	if err != nil {
 		return err
 	}
-	s, err := startServer(ctx, a, serverOptions{data: data, proxy: flags.proxy, ssh: flags.ssh, metrics: flags.metrics, logger: logger, anyFilesystem: flags.anyFilesystem})
+	s, err := startServer(ctx, a, serverOptions{data: data, proxy: flags.proxy, ssh: flags.ssh, metrics: flags.metrics, logger: logger, anyFilesystem: flags.anyFilesystem, traces: flags.traces})
 	if err != nil {
 		return err
 	}

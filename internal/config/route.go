@@ -21,7 +21,7 @@ import (
 
 var (
 	routeSchema = schema{
-		keys:    []string{"name", "use", "with", "credential", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "strip", "leak", "redirects", "redirect_from", "dialect", "approval", "callers", "upstream", "limits", "upgrade", "ssh"},
+		keys:    []string{"name", "use", "with", "credential", "match", "deny", "inject", "contract", "delivery", "durability", "caller_value", "pass_authorization", "trace_context", "strip", "leak", "redirects", "redirect_from", "dialect", "approval", "callers", "upstream", "limits", "upgrade", "ssh"},
 		unbuilt: map[string][]string{},
 	}
 	matchSchema = schema{
@@ -143,6 +143,7 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) (rt rout
 	}
 	rt.RejectManaged = o.enum("caller_value", "replace", "reject") == 1
 	rt.PassAuthorization = o.boolean("pass_authorization", false)
+	rt.PassTrace = o.enum("trace_context", "strip", "pass") == 1
 	rt.Strip = o.texts("strip", "a field name", "[Authorization]", func(s string) (string, string, string) {
 		return r.fieldName(s)
 	})

@@ -48,10 +48,11 @@ var arrows = map[string][]string{
 	"proxy":                  {"dispatch", "outcome", "metrics", "internal/killpoint"},
 	"internal/config":        {"configs", "routes", "inject", "outcome"},
 	"cmd/waybill": {"client", "configs", "dispatch", "dispatch/httpx", "dispatch/sshx", "inject", "inject/keyring", "inject/sources", "inject/vault", "internal/config", "journal", "journal/audit",
-		"internal/killpoint", "metrics", "outcome", "proxy", "routes"},
+		"internal/killpoint", "internal/telemetry", "metrics", "outcome", "proxy", "routes"},
 	"configs":            {},
 	"docs":               {},
 	"internal/control":   {},
+	"internal/telemetry": {},
 	"internal/killpoint": {},
 	// From here on: for tests only, or tools of the house.
 	"internal/bench":                   {},
@@ -103,6 +104,8 @@ var owners = []owner{
 	{"github.com/dunglas/httpsfv", []string{"outcome"}, true},
 	{"github.com/oklog/ulid", []string{"dispatch", "journal"}, true}, // ids of actions and of boots
 	{"github.com/go-jose/go-jose/v4", []string{"proxy", "internal/e2e"}, true}, // tokens of service accounts; replaces JWS and JWK of our own
+	{"google.golang.org/protobuf", nil, true}, // reading what a collector gets, in tests
+	{"go.opentelemetry.io", []string{"internal/telemetry"}, true},    // traces; nothing on the way of a request imports it
 	{"github.com/fsnotify/fsnotify", []string{"internal/config", "cmd/waybill"}, false},
 	{"github.com/spf13/cobra", []string{"cmd/waybill"}, false},
 	{"github.com/spf13/pflag", []string{"cmd/waybill"}, false},
