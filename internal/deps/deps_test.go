@@ -102,10 +102,10 @@ var owners = []owner{
 	{"github.com/prometheus/common", []string{"metrics"}, true},
 	{"gopkg.in/yaml.v3", []string{"internal/config"}, true},
 	{"github.com/dunglas/httpsfv", []string{"outcome"}, true},
-	{"github.com/oklog/ulid", []string{"dispatch", "journal"}, true}, // ids of actions and of boots
+	{"github.com/oklog/ulid", []string{"dispatch", "journal"}, true},           // ids of actions and of boots
 	{"github.com/go-jose/go-jose/v4", []string{"proxy", "internal/e2e"}, true}, // tokens of service accounts; replaces JWS and JWK of our own
-	{"google.golang.org/protobuf", nil, true}, // reading what a collector gets, in tests
-	{"go.opentelemetry.io", []string{"internal/telemetry"}, true},    // traces; nothing on the way of a request imports it
+	{"google.golang.org/protobuf", nil, true},                                  // reading what a collector gets, in tests
+	{"go.opentelemetry.io", []string{"internal/telemetry"}, true},              // traces; nothing on the way of a request imports it
 	{"github.com/fsnotify/fsnotify", []string{"internal/config", "cmd/waybill"}, false},
 	{"github.com/spf13/cobra", []string{"cmd/waybill"}, false},
 	{"github.com/spf13/pflag", []string{"cmd/waybill"}, false},
