@@ -53,6 +53,37 @@ var ErrBadURL = errors.New("not an absolute http or https URL")
 // ErrBadURL, ErrBadAuthority or ErrBadPath and mean INVALID_TARGET; they do not
 // repeat the URL, whose query may hold secrets.
 func (s *Snapshot) Explain(method, rawURL string) (Explanation, error) {
+	return s.explain(method, rawURL, nil)
+}
+
+// ExplainTo is Explain for one caller, by name: it says what that caller would be told,
+// and refuses what the caller may not use (CONTRACT V4, L8).
+func (s *Snapshot) ExplainTo(caller, method, rawURL string) (Explanation, error) {
+	return s.explain(method, rawURL, &caller)
+}
+
+// told is the message to a caller, or to the operator, who is nil: of the nearest route
+// the operator may know everything.
+func (m Miss) told(caller *string) string {
+	switch {
+	case caller != nil:
+		return m.Detail(*caller)
+	case m.Nearest != nil && !m.Nearest.AllowsCaller(""):
+		return m.Detail(m.Nearest.Callers[0])
+	default:
+		return m.Detail("")
+	}
+}
+
+// barred is the reason for which a caller may not use a route; "": it may.
+func (r *Route) barred(caller *string) string {
+	if caller == nil || r.AllowsCaller(*caller) {
+		return ""
+	}
+	return "This caller may not use route " + strconv.Quote(r.Name) + "; callers: of the route names who may."
+}
+
+func (s *Snapshot) explain(method, rawURL string, caller *string) (Explanation, error) {
 	t, path, err := parseURL(rawURL)
 	if err != nil {
 		return Explanation{}, err
@@ -65,17 +96,17 @@ func (s *Snapshot) Explain(method, rawURL string) (Explanation, error) {
 		e.Reason = "No route names this host; with default: tunnel the connection passes without interception, secret or stored result."
 		return e, nil
 	case r == nil:
-		e.Decision, e.Reason, e.Field, e.Code = "no_route", miss.Detail(""), miss.Field(), miss.Code().String()
-		if miss.Nearest != nil && !miss.Nearest.AllowsCaller("") {
-			// The operator asks, not a caller: tell the nearest route all the same.
-			e.Reason = miss.Detail(miss.Nearest.Callers[0])
-		}
+		e.Decision, e.Reason, e.Field, e.Code = "no_route", miss.told(caller), miss.Field(), miss.Code().String()
 		return e, nil
 	}
 	e.Route, e.Callers = r.Name, r.Callers
 	if r.Deny {
 		e.Decision, e.Code = "deny", "POLICY_DENIED"
 		e.Reason = "Route " + strconv.Quote(r.Name) + " refuses this request."
+		return e, nil
+	}
+	if why := r.barred(caller); why != "" {
+		e.Decision, e.Code, e.Reason = "deny", "POLICY_DENIED", why
 		return e, nil
 	}
 	dial, ok := r.Dial(t)

@@ -46,6 +46,15 @@ type SSHExplanation struct {
 // ExplainSSH tells what the snapshot makes of a command at [user@]host[:port]. Errors
 // wrap ErrBadAuthority, or say what is wrong with the user or the command.
 func (s *Snapshot) ExplainSSH(target, command string) (SSHExplanation, error) {
+	return s.explainSSH(target, command, nil)
+}
+
+// ExplainSSHTo is ExplainSSH for one caller, by name, as ExplainTo is.
+func (s *Snapshot) ExplainSSHTo(caller, target, command string) (SSHExplanation, error) {
+	return s.explainSSH(target, command, &caller)
+}
+
+func (s *Snapshot) explainSSH(target, command string, caller *string) (SSHExplanation, error) {
 	user, authority, ok := strings.Cut(target, "@")
 	if !ok || !IsSSHUser(user) {
 		return SSHExplanation{}, fmt.Errorf("%w: name the remote user, as in deploy@host", ErrBadAuthority)
@@ -61,11 +70,11 @@ func (s *Snapshot) ExplainSSH(target, command string) (SSHExplanation, error) {
 	e := SSHExplanation{Snapshot: s.digest, Target: "ssh://" + user + "@" + t.Authority(), Env: []string{}}
 	r, m, miss := s.MatchSSH(t, user, command)
 	if r == nil {
-		e.Decision, e.Reason, e.Field, e.Code = "no_route", miss.Detail(""), miss.Field(), miss.Code().String()
-		if miss.Nearest != nil && !miss.Nearest.AllowsCaller("") {
-			// The operator asks, not a caller: tell the nearest route all the same.
-			e.Reason = miss.Detail(miss.Nearest.Callers[0])
-		}
+		e.Decision, e.Reason, e.Field, e.Code = "no_route", miss.told(caller), miss.Field(), miss.Code().String()
+		return e, nil
+	}
+	if why := r.barred(caller); why != "" {
+		e.Decision, e.Route, e.Code, e.Reason, e.Callers = "deny", r.Name, "POLICY_DENIED", why, r.Callers
 		return e, nil
 	}
 	x, rule := r.SSH, m.Rule

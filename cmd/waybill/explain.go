@@ -10,6 +10,7 @@ import (
 
 	"waybill/internal/config"
 	"waybill/outcome"
+	"waybill/proxy"
 	"waybill/routes"
 )
 
@@ -82,6 +83,7 @@ type explainedLimits struct {
 
 func newExplain(a *app) *cobra.Command {
 	var asJSON bool
+	var caller string
 	cmd := &cobra.Command{
 		Use:   "explain METHOD URL | ssh USER@HOST[:PORT] COMMAND…",
 		Short: "Show route, injection, contract and advice for a request, without sending it",
@@ -106,11 +108,17 @@ the request would be refused.`,
 				return err
 			}
 			snapshot := cfg.snapshot
+			if caller != "" && !slices.ContainsFunc(cfg.callers, func(c proxy.StaticCaller) bool { return c.Name == caller }) {
+				return fail(exitUsage, "explain: --caller %s: callers: of the configuration names no such caller", caller)
+			}
 			if args[0] == "ssh" {
-				return a.explainSSH(snapshot, args[1:], asJSON)
+				return a.explainSSH(snapshot, args[1:], caller, asJSON)
 			}
 			method := strings.ToUpper(args[0])
 			e, err := snapshot.Explain(method, args[1])
+			if caller != "" {
+				e, err = snapshot.ExplainTo(caller, method, args[1])
+			}
 			if err != nil {
 				// The URL is not repeated: its query may hold secrets.
 				return fail(exitUsage, "explain: %w (%s); write for example https://host/path", err, outcome.CodeInvalidTarget)
@@ -131,6 +139,7 @@ the request would be refused.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().StringVar(&caller, "caller", "", "what this caller would be told, by its `name` in callers:")
 	return cmd
 }
 

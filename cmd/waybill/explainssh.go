@@ -17,11 +17,15 @@ type explainSSHDocument struct {
 
 // explainSSH explains a command; args are the target and the command's words, joined as
 // ssh does.
-func (a *app) explainSSH(s *routes.Snapshot, args []string, asJSON bool) error {
+func (a *app) explainSSH(s *routes.Snapshot, args []string, caller string, asJSON bool) error {
 	if len(args) < 2 {
 		return fail(exitUsage, "explain ssh: give the target and the command: waybill explain ssh deploy@host 'command'")
 	}
-	e, err := s.ExplainSSH(args[0], strings.Join(args[1:], " "))
+	command := strings.Join(args[1:], " ")
+	e, err := s.ExplainSSH(args[0], command)
+	if caller != "" {
+		e, err = s.ExplainSSHTo(caller, args[0], command)
+	}
 	if err != nil {
 		return fail(exitUsage, "explain ssh: %w (%s); write for example deploy@host:22 'command'", err, outcome.CodeInvalidTarget)
 	}
