@@ -302,9 +302,7 @@ func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
 // close ends the action's books: spooled body, claims, counters.
 func (a *action) close() {
 	a.body.close()
-	if a.slot != nil {
-		a.p.throttle.release(*a.slot)
-	}
+	a.vacate()
 	a.unclaim()
 	a.p.cfg.Metrics.InFlight(-1)
 	a.p.running.Done()

@@ -52,6 +52,9 @@ func (a *action) run(conn Conn) {
 	a.stage(metrics.StageCommit)
 	killpoint.At("dispatch-committed")
 
+	if reply.Upgraded == nil {
+		a.vacate() // before the answer: its caller may ask for the next at once
+	}
 	a.mu.Lock()
 	a.settled = true
 	begun := a.reply != nil

@@ -106,6 +106,15 @@ func (a *action) limit(context.Context) *Refusal {
 	return refusal(outcome.CodeRateLimited, "", reason, detail)
 }
 
+// vacate gives the place among the concurrent ones free, once. It belongs to the
+// goroutine that has the action.
+func (a *action) vacate() {
+	if a.slot != nil {
+		a.p.throttle.release(*a.slot)
+		a.slot = nil
+	}
+}
+
 func (t *throttle) full(u use, concurrent int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
