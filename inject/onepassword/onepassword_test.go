@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,9 +21,11 @@ import (
 // written from its documentation.
 func TestConnect(t *testing.T) {
 	contract.Covers(t, "C1", "C2")
-	broken := func(http.ResponseWriter) bool { return false }
+	whole := func(http.ResponseWriter) bool { return false }
+	var broken atomic.Value // of func(http.ResponseWriter) bool; a request that timed out may still be served
+	broken.Store(whole)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if broken(w) {
+		if broken.Load().(func(http.ResponseWriter) bool)(w) {
 			return
 		}
 		if r.Header.Get("Authorization") != "Bearer CANARY-connect" {
@@ -80,8 +83,9 @@ func TestConnect(t *testing.T) {
 		"redirect":      {"Automation", "API", "credential", "CANARY-connect", answer(302, "CANARY"), outcome.CodeCredentialInvalid},
 		"hangs":         {"Automation", "API", "credential", "CANARY-connect", func(http.ResponseWriter) bool { time.Sleep(300 * time.Millisecond); return true }, outcome.CodeCredentialUnavailable},
 	} {
-		if broken = tc.broken; broken == nil {
-			broken = func(http.ResponseWriter) bool { return false }
+		broken.Store(whole)
+		if tc.broken != nil {
+			broken.Store(tc.broken)
 		}
 		timeout := 5 * time.Second
 		if name == "hangs" {
