@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -120,9 +121,10 @@ func build(name string, o BuildOptions) (string, error) {
 	if err := copyFile(work, path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", err
 	}
-	args := []string{"build", "-o", work}
+	// As it ships: the image's and the archive's builds find it in the build cache.
+	args, env := []string{"build", "-o", work, "-trimpath"}, append(slices.Clone(environment), "CGO_ENABLED=0")
 	if o.Race {
-		args = append(args, "-race")
+		args, env = []string{"build", "-o", work, "-race"}, environment
 	}
 	if len(o.Tags) > 0 {
 		args = append(args, "-tags", strings.Join(o.Tags, ","))
@@ -130,7 +132,7 @@ func build(name string, o BuildOptions) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), buildLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", append(args, o.Package)...)
-	cmd.Env = environment
+	cmd.Env = env
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w\n%s", err, out)
 	}
