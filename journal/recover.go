@@ -652,8 +652,17 @@ func (j *Journal) beginWitness(w *witnessState, at position) error {
 
 // loadOpen reads the open actions. The index is a hint: the projection decides.
 func (j *Journal) loadOpen() error {
+	return j.eachIn(famOpen, func(id dispatch.ActionID, p *projection) {
+		if !p.rec.Ended {
+			j.c.open[id] = p
+		}
+	})
+}
+
+// eachIn calls f with the projection of every action that an index names.
+func (j *Journal) eachIn(family byte, f func(dispatch.ActionID, *projection)) error {
 	return j.view(func(txn *badger.Txn) error {
-		it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famOpen}})
+		it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{family}})
 		defer it.Close()
 		for it.Rewind(); it.Valid(); it.Next() {
 			id, ok := trailingID(it.Item().Key())
@@ -664,8 +673,8 @@ func (j *Journal) loadOpen() error {
 			if err != nil {
 				return err
 			}
-			if p != nil && !p.rec.Ended {
-				j.c.open[id] = p
+			if p != nil {
+				f(id, p)
 			}
 		}
 		return nil
@@ -702,23 +711,10 @@ func (j *Journal) repeatedSince() (out []lostAttempt, err error) {
 // loadUnresolved tells the metrics of the actions about which something may still be
 // found out.
 func (j *Journal) loadUnresolved() error {
-	return j.view(func(txn *badger.Txn) error {
-		it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famDoubt}})
-		defer it.Close()
-		for it.Rewind(); it.Valid(); it.Next() {
-			id, ok := trailingID(it.Item().Key())
-			if !ok {
-				continue
-			}
-			p, err := j.readProjection(txn, id)
-			if err != nil {
-				return err
-			}
-			if p != nil && p.rec.Doubtful() {
-				j.opt.Metrics.Found(&p.rec)
-			}
+	return j.eachIn(famDoubt, func(_ dispatch.ActionID, p *projection) {
+		if p.rec.Doubtful() {
+			j.opt.Metrics.Found(&p.rec)
 		}
-		return nil
 	})
 }
 

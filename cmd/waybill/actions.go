@@ -211,34 +211,24 @@ func newTail(a *app) *cobra.Command {
 a running proxy. --json prints one object a line.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			data, err := a.dataDir()
-			if err != nil {
-				return err
-			}
-			client, err := a.running(cmd.Context(), data)
-			if errors.Is(err, errNotRunning) {
-				return fail(exitUnavailable, "no proxy runs with data folder %s; start one with \"waybill serve\", or read the past with \"waybill actions\"", data)
-			}
-			if err != nil {
-				return err
-			}
-			defer func() { _ = client.Close() }()
-			s := newStyler(a, a.stdout)
-			for v, err := range client.Tail(cmd.Context()) {
-				if err != nil {
-					return err
+			return a.withProxyOr(cmd.Context(), "start one with \"waybill serve\", or read the past with \"waybill actions\"", func(client *adminClient) error {
+				s := newStyler(a, a.stdout)
+				for v, err := range client.Tail(cmd.Context()) {
+					if err != nil {
+						return err
+					}
+					if asJSON {
+						err = printLine(a.stdout, v)
+					} else {
+						c := actionCells(v)
+						_, err = fmt.Fprintf(a.stdout, "%s %s %s %s %s\n", time.Now().Format("15:04:05.000"), c[1], s.paint(outcomeColour(v.Outcome), fmt.Sprintf("%-13s", c[5])), c[7], c[3])
+					}
+					if err != nil {
+						return err
+					}
 				}
-				if asJSON {
-					err = printLine(a.stdout, v)
-				} else {
-					c := actionCells(v)
-					_, err = fmt.Fprintf(a.stdout, "%s %s %s %s %s\n", time.Now().Format("15:04:05.000"), c[1], s.paint(outcomeColour(v.Outcome), fmt.Sprintf("%-13s", c[5])), c[7], c[3])
-				}
-				if err != nil {
-					return err
-				}
-			}
-			return nil
+				return nil
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a line")

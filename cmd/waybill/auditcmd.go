@@ -306,23 +306,13 @@ func newAuditStatus(a *app) *cobra.Command {
 		Short: "Show how far the running proxy's log is, and where its checkpoints arrived",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			data, err := a.dataDir()
-			if err != nil {
-				return err
-			}
-			client, err := a.running(cmd.Context(), data)
-			if errors.Is(err, errNotRunning) {
-				return fail(exitUnavailable, "no proxy runs with data folder %s; \"waybill audit verify\" needs none", data)
-			}
-			if err != nil {
-				return err
-			}
-			defer func() { _ = client.Close() }()
-			var doc map[string]any
-			if err := client.get(cmd.Context(), http.MethodGet, "/v1/audit", nil, nil, &doc); err != nil {
-				return err
-			}
-			return printReport(a, doc, asJSON)
+			return a.withProxyOr(cmd.Context(), "\"waybill audit verify\" needs none", func(client *adminClient) error {
+				var doc map[string]any
+				if err := client.get(cmd.Context(), http.MethodGet, "/v1/audit", nil, nil, &doc); err != nil {
+					return err
+				}
+				return printReport(a, doc, asJSON)
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

@@ -32,13 +32,18 @@ func (s *server) followUp() {
 
 // withProxy gives f a client of the running proxy: asking and telling need one.
 func (a *app) withProxy(ctx context.Context, f func(*adminClient) error) error {
+	return a.withProxyOr(ctx, "start it with waybill serve", f)
+}
+
+// withProxyOr is withProxy with advice of its own for where none runs.
+func (a *app) withProxyOr(ctx context.Context, advice string, f func(*adminClient) error) error {
 	data, err := a.dataDir()
 	if err != nil {
 		return err
 	}
 	client, err := a.running(ctx, data)
 	if errors.Is(err, errNotRunning) {
-		return fail(exitUnavailable, "no proxy runs with the data folder %s; start it with waybill serve", data)
+		return fail(exitUnavailable, "no proxy runs with the data folder %s; %s", data, advice)
 	}
 	if err != nil {
 		return err
