@@ -62,9 +62,10 @@ own count.
 The exit code is 1 when a line is not as the contract says.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// SIGPIPE too: "waybill demo | head" must not leave a proxy behind.
-			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 			defer stop()
+			ctx, unwatch := untilReaderGone(ctx)
+			defer unwatch()
 			ctx, cancel := context.WithTimeout(ctx, demoLimit)
 			defer cancel()
 			return a.runDemo(ctx, asJSON, keep, meters)

@@ -30,3 +30,10 @@ func inForeground() bool {
 	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
 	return err == nil && group == unix.Getpgrp()
 }
+
+// outputClosed reports whether the reader of the standard output is gone.
+func outputClosed() bool {
+	fds := []unix.PollFd{{Fd: 1}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n == 1 && fds[0].Revents&unix.POLLERR != 0
+}
