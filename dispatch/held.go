@@ -211,7 +211,6 @@ type heldReader struct {
 	r     io.Reader
 	index int
 	ahead []byte
-	done  bool
 }
 
 // holdRequest returns the request as it is put down.
