@@ -391,6 +391,8 @@ type TunnelInfo struct {
 	BytesIn   int64  `json:"bytes_in,omitempty"`
 	// Redacted is the number of places at which a secret was masked (C5).
 	Redacted int `json:"redacted,omitempty"`
+	// Blocked: the connection was ended over it (leak: block).
+	Blocked bool `json:"blocked,omitempty"`
 }
 
 // Boot marks a start of the process.

@@ -761,7 +761,7 @@ func SplitOutput(r io.Reader, stdout, stderr io.Writer) error {
 	buf := make([]byte, MaxFrameBytes)
 	for {
 		s, p, err := ReadFrame(r, buf)
-		if err == io.EOF { // itself: a wrapped one is no clean end
+		if err == io.EOF { //nolint:errorlint // itself: a wrapped one is no clean end
 			return nil
 		}
 		if err != nil {

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"slices"
 	"time"
 
 	"waybill/internal/control"
@@ -264,19 +265,19 @@ func applyEvidence(r *Record, ev *Event, seq uint64) error {
 
 // wellFormed says what a piece of evidence lacks; "" for nothing (K1, K4, K5).
 func wellFormed(t EventType, res *Resolution) string {
-	switch t {
-	case Reconciled, JobEnded:
+	switch {
+	case t == Reconciled, t == JobEnded:
 		if res.Source != outcome.RemoteQuery {
 			return "a query's evidence is remote_query (K1)"
 		}
-	case Attested:
+	case t == Attested:
 		if res.Source != outcome.OperatorAttested || res.Operator == "" || res.Reason == "" {
 			return "an attestation names its operator and a reason (K5)"
 		}
 		if res.Outcome == outcome.Unknown {
 			return "an attestation says what happened"
 		}
-	case EvidenceImported:
+	case t == EvidenceImported:
 		if res.Origin == "" || res.OriginSeq == 0 {
 			return "imported evidence names its journal and its place there (K4)"
 		}
@@ -380,12 +381,7 @@ func applyJob(r *Record, ev *Event, seq uint64) error {
 
 // ofFollower reports whether an event is one of an action that follows a job.
 func ofFollower(t EventType) bool {
-	switch t {
-	case JobRecorded, JobPolled, JobEnded, Attested, EvidenceImported, AttemptInterrupted:
-		return true
-	default:
-		return false
-	}
+	return slices.Contains([]EventType{JobRecorded, JobPolled, JobEnded, Attested, EvidenceImported, AttemptInterrupted}, t)
 }
 
 // applyItems records what an answer says of the items of a batch (F7).

@@ -25,7 +25,7 @@ func TestGuardsAreNotMixedUp(t *testing.T) {
 	if g.of(nil) != nil {
 		t.Error("a guard of nothing")
 	}
-	if g.of([]string{a}) != g.of([]string{a}) {
+	if first := g.of([]string{a}); first != g.of([]string{a}) {
 		t.Error("it is made again every time")
 	}
 	for i := range 10 * maxGuards {

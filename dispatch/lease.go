@@ -171,8 +171,8 @@ func applyLease(r *Record, ev *Event) error {
 	if l == nil || r.Bound == nil || r.Tunnel != nil {
 		return illegal(ev, "no lease, or nothing to lease")
 	}
-	switch ev.Type {
-	case LeaseTaken:
+	switch {
+	case ev.Type == LeaseTaken:
 		switch {
 		case !r.Ended || r.running() != nil:
 			return fmt.Errorf("%s: an attempt is active: %w", ev.Type, ErrLeaseHeld)
@@ -186,7 +186,7 @@ func applyLease(r *Record, ev *Event) error {
 		}
 		held := *l
 		r.Generation, r.Lease = l.Generation, &held
-	case LeaseRenewed:
+	case ev.Type == LeaseRenewed:
 		if !r.leased(l.Generation, ev.At) {
 			return fmt.Errorf("%s: %w", ev.Type, ErrLeaseLost)
 		}

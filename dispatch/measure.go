@@ -93,7 +93,7 @@ func measureEvent(m *metrics.Metrics, route string, ev *Event) {
 	case AttemptFailed:
 		m.SetupFailed(route, ev.Ended.Code, ev.Ended.Stage)
 	case ActionRefused:
-		switch ev.Ended.Code { //nolint:exhaustive // the others are counted with their action
+		switch ev.Ended.Code { // the others are counted with their action
 		case outcome.CodeDuplicateSuspected:
 			m.DuplicateSuspected(route)
 		case outcome.CodeRedirectCrossOrigin:
@@ -120,7 +120,16 @@ func measureEvent(m *metrics.Metrics, route string, ev *Event) {
 		m.BlindTunnel()
 	case TunnelClosed:
 		m.BlindTunnelBytes(ev.Tunnel.BytesOut, ev.Tunnel.BytesIn)
-	case ActionAccepted, PreflightValidated, CredentialAuthorized, RequestSent, ResponseStarted, ResponseComplete, AttemptInterrupted, Booted:
+	case UpgradeClosed:
+		switch {
+		case ev.Tunnel.Blocked:
+			m.Leak(route, metrics.LeakBlocked)
+		case ev.Tunnel.Redacted > 0:
+			m.Leak(route, metrics.LeakMasked)
+		}
+	case ActionAccepted, PreflightValidated, CredentialAuthorized, RequestSent, ResponseStarted, ResponseComplete, AttemptInterrupted, Booted, SessionOpened, SessionClosed,
+		LeaseTaken, LeaseRenewed, LeaseEnded, RetryStopped, Reconciled, Attested, EvidenceImported, JobRecorded, JobPolled, JobEnded,
+		ItemsResolved, ApprovalRequested, ApprovalDecided:
 		// Counted by their type.
 	case EventInvalid, eventTypes:
 		// Apply refuses them.

@@ -330,37 +330,35 @@ func descend(dec *json.Decoder, raw []byte, names []string) (at int64, depth int
 	if err != nil || t != json.Delim('{') {
 		return 0, 0, false, false
 	}
-	for {
-		at = dec.InputOffset()
-		empty = !dec.More()
-		// Find the next name in this object; names that stand twice leave no place.
-		found := int64(-1)
-		var sub json.RawMessage
-		for dec.More() {
-			key, err := dec.Token()
-			if err != nil {
-				return 0, 0, false, false
-			}
-			var v json.RawMessage
-			if err := dec.Decode(&v); err != nil {
-				return 0, 0, false, false
-			}
-			if key == names[depth] {
-				if found >= 0 {
-					return 0, 0, false, false
-				}
-				found, sub = dec.InputOffset()-int64(len(v)), v
-			}
-		}
-		if found < 0 {
-			return at, depth, empty, true
-		}
-		if depth == len(names)-1 || len(sub) == 0 || sub[0] != '{' {
+	at = dec.InputOffset()
+	empty = !dec.More()
+	// Find the next name in this object; names that stand twice leave no place.
+	found := int64(-1)
+	var sub json.RawMessage
+	for dec.More() {
+		key, err := dec.Token()
+		if err != nil {
 			return 0, 0, false, false
 		}
-		inner, d, e, ok := descend(json.NewDecoder(bytes.NewReader(sub)), sub, names[depth+1:])
-		return found + inner, depth + 1 + d, e, ok
+		var v json.RawMessage
+		if err := dec.Decode(&v); err != nil {
+			return 0, 0, false, false
+		}
+		if key == names[depth] {
+			if found >= 0 {
+				return 0, 0, false, false
+			}
+			found, sub = dec.InputOffset()-int64(len(v)), v
+		}
 	}
+	if found < 0 {
+		return at, depth, empty, true
+	}
+	if depth == len(names)-1 || len(sub) == 0 || sub[0] != '{' {
+		return 0, 0, false, false
+	}
+	inner, d, e, ok := descend(json.NewDecoder(bytes.NewReader(sub)), sub, names[depth+1:])
+	return found + inner, depth + 1 + d, e, ok
 }
 
 // itemsOf lists the items of a batch (F7).

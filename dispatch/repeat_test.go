@@ -526,7 +526,7 @@ func TestBudgetEndsWithTheCaller(t *testing.T) {
 		b.tr.play = lost
 		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 		defer cancel()
-		r := b.Do(ctx, keyed("keyed-retry", "k1", "x"))
+		b.Do(ctx, keyed("keyed-retry", "k1", "x"))
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if b.tr.count() != 1 {
@@ -540,7 +540,7 @@ func TestBudgetEndsWithTheCaller(t *testing.T) {
 		b.tr.play = script(lost, lost, answerWith(201, "made"))
 		ctx2, cancel2 := context.WithTimeout(context.Background(), 200*time.Millisecond)
 		defer cancel2()
-		r = b.Do(ctx2, keyed("keyed-background", "k2", "x"))
+		r := b.Do(ctx2, keyed("keyed-background", "k2", "x"))
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		rec, _ := b.j.Action(context.Background(), r.ID)

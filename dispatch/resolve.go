@@ -38,7 +38,7 @@ func (a *action) meaning(end *Ending) outcome.Facts {
 	_, timed := retryAfter(end.Header, a.now())
 	c := &a.route.Contract
 	if r, ok := c.Response(end.Status); ok {
-		return overridden(r, end.Status, timed, a.advice)
+		return overridden(r, timed, a.advice)
 	}
 	if a.key != nil && c.Idempotency != nil && slices.Contains(c.Idempotency.InProgress, end.Status) {
 		return outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.SameIdempotencyKey, Code: outcome.CodeRemoteInProgress}
@@ -47,7 +47,7 @@ func (a *action) meaning(end *Ending) outcome.Facts {
 }
 
 // overridden is what the contract says of a status (CONTRACT G5).
-func overridden(r routes.Response, status int, timed bool, advice outcome.Retry) outcome.Facts {
+func overridden(r routes.Response, timed bool, advice outcome.Retry) outcome.Facts {
 	f := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: r.Outcome, Retry: r.Retry}
 	switch r.Outcome {
 	case outcome.Committed:
@@ -59,10 +59,10 @@ func overridden(r routes.Response, status int, timed bool, advice outcome.Retry)
 		if r.Retry == outcome.Backoff && !timed {
 			f.Retry = outcome.Never // without a time there is nothing to wait for
 		}
-	default:
-		f.Retry, f.Code = advice, outcome.CodeRemoteGateway // relayed, and resolves nothing
+	case outcome.Unknown, outcome.NotAttempted, outcome.OutcomeInvalid:
+		// Relayed, and resolves nothing. The last two are refused when a contract is checked.
+		f.Outcome, f.Retry, f.Code = outcome.Unknown, advice, outcome.CodeRemoteGateway
 	}
-	_ = status
 	return f
 }
 

@@ -273,7 +273,7 @@ func (u *Upgraded) relay(caller io.Writer) {
 func (u *Upgraded) record() {
 	defer close(u.done)
 	a := u.a
-	ev := Event{Type: UpgradeClosed, At: a.now(), Tunnel: &TunnelInfo{BytesOut: u.out.Load(), BytesIn: u.in.Load(), Redacted: u.redacted}}
+	ev := Event{Type: UpgradeClosed, At: a.now(), Tunnel: &TunnelInfo{BytesOut: u.out.Load(), BytesIn: u.in.Load(), Redacted: u.redacted, Blocked: u.block && u.redacted > 0}}
 	if _, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: []Event{ev}, Relaxed: true}); err != nil {
 		a.p.cfg.Logger.Warn("end of an upgraded connection cannot be recorded", slog.String("action", a.id.String()), slog.Any("err", err))
 	}

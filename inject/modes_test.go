@@ -77,8 +77,7 @@ func TestSetJSON(t *testing.T) {
 func TestSetJSONProperty(t *testing.T) {
 	contract.Covers(t, "C1")
 	names := rapid.SampledFrom([]string{"a", "b", "auth", "x/y", "tok~en", "ü", "k\"q"})
-	var value *rapid.Generator[any]
-	value = rapid.Custom(func(t *rapid.T) any {
+	value := rapid.Custom(func(t *rapid.T) any {
 		switch rapid.IntRange(0, 4).Draw(t, "kind") {
 		case 0:
 			return rapid.String().Draw(t, "s")

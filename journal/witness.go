@@ -70,7 +70,9 @@ func witnessed(t dispatch.EventType) bool {
 	case dispatch.EventInvalid, dispatch.ActionAccepted, dispatch.PreflightValidated, dispatch.CredentialAuthorized,
 		dispatch.AttemptFailed, dispatch.RequestSent, dispatch.ResponseStarted, dispatch.ResponseComplete,
 		dispatch.CallerGone, dispatch.DeliveryFailed, dispatch.ResultDelivered, dispatch.Booted,
-		dispatch.SessionOpened, dispatch.SessionClosed, dispatch.ApprovalRequested, dispatch.ApprovalDecided:
+		dispatch.SessionOpened, dispatch.SessionClosed, dispatch.ApprovalRequested, dispatch.ApprovalDecided,
+		dispatch.LeaseTaken, dispatch.LeaseRenewed, dispatch.LeaseEnded, dispatch.RetryStopped, dispatch.Reconciled, dispatch.Attested, dispatch.EvidenceImported,
+		dispatch.JobRecorded, dispatch.JobPolled, dispatch.JobEnded, dispatch.ItemsResolved, dispatch.UpgradeClosed:
 		return false
 	default:
 		return false

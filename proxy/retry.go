@@ -37,7 +37,7 @@ func (a *api) retry(rec dispatch.Record) {
 	reply := r.RetryKept(a.r.Context(), rec.ID, wait)
 	_ = reply.Body.Close()
 	if env := reply.Envelope; env != nil && env.Error != nil {
-		switch env.Error.Code { //nolint:exhaustive // what the action's own record does not say
+		switch env.Error.Code { // what the action's own record does not say
 		case outcome.CodeRetryRefused, outcome.CodeLeaseHeld, outcome.CodeActionNotFound:
 			a.envelope(env, 0)
 			return

@@ -164,7 +164,7 @@ func (r *Route) checkContract() error {
 		case (k.Header == "") == (k.Field == ""):
 			return errors.New("an idempotency contract needs a header or a body field")
 		case k.Maker > MadeByCallerOrWaybill || k.Maker == MadeByCallerOrWaybill && k.Header == "":
-			return errors.New("Waybill makes keys for a header only")
+			return errors.New("keys are made for a header only, not for a body field")
 		case k.Retention < 0 || k.Margin < 0:
 			return errors.New("an idempotency window is negative")
 		case !printable(k.Header + k.Field + k.Scope + k.Source + k.Reviewed + strings.Join(k.Promises, "")):

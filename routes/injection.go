@@ -74,7 +74,7 @@ func (in *Injection) Fields() []string {
 		return out
 	case InjectSigV4:
 		return []string{"Authorization", "X-Amz-Date", "X-Amz-Security-Token"}
-	case InjectCookie, InjectQuery, InjectBody, InjectClientCertificate:
+	case InjectCookie, InjectQuery, InjectBody, InjectClientCertificate, injectionKinds:
 	}
 	return nil
 }

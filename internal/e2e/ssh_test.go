@@ -557,29 +557,26 @@ func (s *sshRig) post(body any, token string) (int, map[string]any) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	for _, addr := range []string{s.ssh} {
-		req, err := http.NewRequest(http.MethodPost, "http://"+addr+"/v1/ssh/exec", bytes.NewReader(raw))
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", "application/json")
-		if token != "" {
-			req.Header.Set("Authorization", "Bearer "+token)
-		}
-		c := &http.Client{Transport: &http.Transport{Proxy: nil, DisableKeepAlives: true}, Timeout: time.Minute}
-		resp, err := c.Do(req)
-		if err != nil {
-			s.t.Error(err)
-			return 0, nil
-		}
-		defer func() { _ = resp.Body.Close() }()
-		var out map[string]any
-		if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
-			s.t.Error(err)
-		}
-		return resp.StatusCode, out
+	req, err := http.NewRequest(http.MethodPost, "http://"+s.ssh+"/v1/ssh/exec", bytes.NewReader(raw))
+	if err != nil {
+		s.t.Fatal(err)
 	}
-	return 0, nil
+	req.Header.Set("Content-Type", "application/json")
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	c := &http.Client{Transport: &http.Transport{Proxy: nil, DisableKeepAlives: true}, Timeout: time.Minute}
+	resp, err := c.Do(req)
+	if err != nil {
+		s.t.Error(err)
+		return 0, nil
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var out map[string]any
+	if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
+		s.t.Error(err)
+	}
+	return resp.StatusCode, out
 }
 
 // The same operation without an SSH client.

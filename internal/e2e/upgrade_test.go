@@ -158,6 +158,9 @@ func TestUpgradeTunnel(t *testing.T) {
 	if n := s.count(dispatch.DispatchStarted); n != 1 || handshakes.Load() != 1 {
 		t.Errorf("%d dispatches, %d handshakes", n, handshakes.Load())
 	}
+	if m := get(t, r.meters); !strings.Contains(m, `waybill_leak_guard_hits_total{result="masked",route="ws"} 1`) {
+		t.Error("the masked secret is not counted (C5)")
+	}
 	// There is nothing to fetch of a connection.
 	if code, out, _ := r.cli("result", v.InvocationID); code == 0 || strings.Contains(out, "hello") {
 		t.Errorf("waybill result: %d %q", code, out)
@@ -219,6 +222,13 @@ func TestUpgradeTunnel(t *testing.T) {
 	if err := websocket.Message.Receive(c, &m); err == nil {
 		t.Errorf("got %q", m)
 	}
+
+	testkit.Eventually(t, func() error {
+		if m := get(t, r.meters); !strings.Contains(m, `waybill_leak_guard_hits_total{result="blocked",route="strict"} 1`) {
+			return errors.New("the blocked connection is not counted (C5)")
+		}
+		return nil
+	})
 
 	// SIGTERM waits for a connection that is open, and the end is on record.
 	if c, err = wsDial(t, r, host, "/v1/ws"); err != nil {
