@@ -41,8 +41,8 @@ type keptRequest struct {
 // error means that it is too large.
 func (a *action) keeping() ([]byte, error) {
 	r := a.route.Contract.Retry
-	if r == nil || !r.Background || a.s.Exec != nil || a.further != nil {
-		return nil, nil
+	if r == nil || !r.Background || a.s.Exec != nil || a.further != nil || a.out.Upgrade != "" {
+		return nil, nil // the answer to a handshake is a connection, and nobody would be there for it
 	}
 	h, _ := canonical(a.s.Header)
 	for _, name := range managed(a.route) {

@@ -53,6 +53,9 @@ func fingerprint(out *Outgoing, body *spool) string {
 		media, _, _ = strings.Cut(media, ";")
 	}
 	field(h, "waybill fingerprint 1", out.Method, out.Target.Scheme, out.Authority, out.RawPath, queryMark(out), out.RawQuery, media)
+	if out.Upgrade != "" {
+		field(h, "upgrade", out.Upgrade) // a plain GET of the same target is another request
+	}
 	if body != nil {
 		h.Write(body.digest[:])
 	}

@@ -104,7 +104,8 @@ func (a *action) again(ctx context.Context, next *Outgoing, end *Ending, sink *r
 	cancel()
 	if err != nil {
 		s := setupError(err)
-		a.late = append(a.late, Event{Type: AttemptFailed, Attempt: a.tries + 1, At: a.now(), Ended: &Ended{Facts: setupFacts(s), Stage: s.Stage, Reason: s.Reason, Source: outcome.TransportObserved, Peer: s.Peer}})
+		a.late = append(a.late, Event{Type: AttemptFailed, Attempt: a.tries + 1, At: a.now(), Ended: &Ended{Facts: setupFacts(s), Stage: s.Stage, Reason: s.Reason, Source: outcome.TransportObserved, Peer: s.Peer,
+			Hop: s.Hop, HopStatus: s.HopStatus, ProxyStatus: s.ProxyStatus}})
 		return nil, nil //nolint:nilnil // no connection and no error: relayed
 	}
 	events := a.events

@@ -694,7 +694,6 @@ const (
 // connect makes the connection, in bounded and recorded tries (CONTRACT E7, E8).
 func (a *action) connect(ctx context.Context) (Conn, *Reply) {
 	order := a.order(a.out.Target, restUnsafe)
-	order.HTTP1 = a.out.Upgrade != ""
 	if a.repeatable {
 		order.MaxRest = restRepeatable
 	}
@@ -743,7 +742,7 @@ func (a *action) order(target routes.Target, rest time.Duration) *Order {
 	if a.proxyVersion != "" {
 		identity += " proxy " + a.proxyVersion
 	}
-	return &Order{Target: target, Upstream: &a.route.Upstream, Identity: identity, Certificate: a.certificate, ProxyAuthorization: a.proxyAuthorization, MaxRest: rest}
+	return &Order{Target: target, Upstream: &a.route.Upstream, Identity: identity, Certificate: a.certificate, ProxyAuthorization: a.proxyAuthorization, MaxRest: rest, HTTP1: a.out.Upgrade != ""}
 }
 
 func setupError(err error) *SetupError {

@@ -579,7 +579,7 @@ func (a *action) binds() *Bound {
 	b := &Bound{Route: a.route.Name, Snapshot: a.binding.Snapshot.Digest(), Fingerprint: a.print, Repeatable: a.repeatable, BodyBytes: a.out.Length,
 		Key: a.key, Conditional: a.conditional, Recall: a.recall, Approval: a.asks}
 	if r := a.route.Contract.Retry; r != nil && a.s.Exec == nil && !a.asks && (a.repeatable || a.key != nil || len(a.route.Contract.RefusedBeforeExecution) > 0) {
-		b.Budget = &Budget{Attempts: r.Attempts, Until: a.p.windowNow().Add(r.Total), Background: r.Background}
+		b.Budget = &Budget{Attempts: r.Attempts, Until: a.p.windowNow().Add(r.Total), Background: r.Background && a.out.Upgrade == ""}
 	}
 	return b
 }

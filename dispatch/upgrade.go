@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -140,6 +141,7 @@ func (u *Upgraded) Carry(caller io.ReadWriteCloser) {
 	var both sync.WaitGroup
 	both.Go(func() {
 		defer u.end(caller)
+		defer u.survive(caller)
 		buf := make([]byte, 32<<10)
 		for {
 			n, err := caller.Read(buf)
@@ -157,6 +159,7 @@ func (u *Upgraded) Carry(caller io.ReadWriteCloser) {
 	})
 	both.Go(func() {
 		defer u.end(caller)
+		defer u.survive(caller)
 		u.relay(caller)
 	})
 	both.Go(func() { u.watch(caller) })
@@ -166,6 +169,16 @@ func (u *Upgraded) Carry(caller io.ReadWriteCloser) {
 func (u *Upgraded) end(caller io.Closer) {
 	_ = u.stop()
 	_ = caller.Close()
+}
+
+// survive keeps a panic – of a library that met what it did not expect – from ending
+// every other action; its value may quote what was carried and goes nowhere (C2).
+func (u *Upgraded) survive(caller io.Closer) {
+	if recover() == nil {
+		return
+	}
+	u.a.p.cfg.Logger.Error("panic in an upgraded connection", slog.String("action", u.a.id.String()), slog.Any("stack", string(debug.Stack())))
+	u.end(caller)
 }
 
 // watch ends a connection on which nothing passes.
@@ -195,7 +208,7 @@ func (u *Upgraded) watch(caller io.Closer) {
 // the framing of the messages. A piece shorter than tellable that began one is let go
 // after shownPiece, so that a message that only ends like the beginning of a secret
 // arrives; the search goes on behind it.
-func (u *Upgraded) relay(caller io.Writer) {
+func (u *Upgraded) relay(caller io.WriteCloser) {
 	type piece struct {
 		data []byte
 		err  error
@@ -203,6 +216,7 @@ func (u *Upgraded) relay(caller io.Writer) {
 	pieces := make(chan piece)
 	go func() {
 		defer close(pieces)
+		defer u.survive(caller)
 		for {
 			buf := make([]byte, 16<<10)
 			n, err := u.pipe.Read(buf)

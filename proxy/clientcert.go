@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"waybill/dispatch"
 )
@@ -69,7 +70,8 @@ func (p *Proxy) certified(conn *headConn) (dispatch.Caller, bool) {
 		return dispatch.Caller{}, false
 	}
 	cs := secured.ConnectionState()
-	if !cs.HandshakeComplete || len(cs.VerifiedChains) == 0 || len(cs.PeerCertificates) == 0 {
+	if !cs.HandshakeComplete || len(cs.VerifiedChains) == 0 || len(cs.PeerCertificates) == 0 || time.Now().After(cs.PeerCertificates[0].NotAfter) {
+		// Verified at the handshake; a connection that is kept must not outlive it.
 		return dispatch.Caller{}, false
 	}
 	return who.Certificate(cs.PeerCertificates[0])

@@ -126,8 +126,9 @@ func (a *app) collect(ctx context.Context, limit int, quick bool) (bundle, error
 		if st.JournalHealth != nil {
 			st.JournalHealth.Reason = hide(st.JournalHealth.Reason)
 		}
-		b.json("status.json", st)
 		b["metrics.txt"] = scrapeMetrics(ctx, st.Metrics)
+		st.Proxy, st.SSH, st.Metrics = hide(st.Proxy), hide(st.SSH), hide(st.Metrics)
+		b.json("status.json", st)
 	}
 	b["actions.jsonl"] = a.actionFacts(ctx, limit)
 	b["README.txt"] = []byte("Written by \"waybill bugreport\". Names, paths, hosts and addresses are replaced; no secret and no content of a request is in it.\n")
@@ -164,7 +165,7 @@ func (a *app) hider(d *doctor) func(string) string {
 	if d.cfg != nil {
 		exact = append(exact, d.cfg.credentials.IDs()...)
 		for _, r := range d.cfg.snapshot.Routes() {
-			exact = append(exact, r.Name)
+			exact = append(append(exact, r.Name), r.Match.Hosts...)
 		}
 	}
 	exact = slices.DeleteFunc(exact, func(s string) bool { return len(s) < 3 })

@@ -378,6 +378,7 @@ func (h *mcpHost) refusals(origin string) {
 		{"http_request", map[string]any{"url": "https://user:" + runSecret + "@" + runHost + "/"}, "arguments.url"},
 		{"http_request", map[string]any{"url": origin + "/", "method": "BAD METHOD"}, "arguments.url"},
 		{"http_request", map[string]any{"url": origin + "/", "headers": map[string]any{"host": "x"}}, "arguments.headers.host"},
+		{"http_request", map[string]any{"url": origin + "/", "headers": map[string]any{"upgrade": "websocket"}}, "arguments.headers.upgrade"},
 		{"http_request", map[string]any{"url": origin + "/", "headers": map[string]any{"Waybill-Supersedes": "x"}}, "arguments.headers.waybill-supersedes"},
 		{"http_request", map[string]any{"url": origin + "/", "body": "a", "body_base64": "YQ=="}, "arguments.body_base64"},
 		{"http_request", map[string]any{"url": origin + "/", "body_base64": "%"}, "arguments.body_base64"},

@@ -312,6 +312,8 @@ func (in *requestInput) request(ctx context.Context) (*http.Request, []client.Ca
 	}
 	for name, v := range in.Headers {
 		switch {
+		case strings.EqualFold(name, "Upgrade"):
+			return nil, nil, badArgument("headers.upgrade", "This tool carries no protocol upgrades.")
 		case strings.EqualFold(name, "Host"):
 			return nil, nil, badArgument("headers.host", "The host is that of the URL.")
 		case outcome.IsMemberField(name):

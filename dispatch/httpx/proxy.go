@@ -141,7 +141,9 @@ func (t *Transport) proxyTLS(ctx context.Context, tcp net.Conn, p *routes.Proxy)
 		if errors.As(err, &verify) {
 			reason = "proxy_" + certificateReason(err)
 		}
-		return nil, tunnelFailed(reason, "The TLS handshake with the upstream proxy failed.", err)
+		e := tunnelFailed(reason, "The TLS handshake with the upstream proxy failed.", err)
+		e.Final = verify != nil // the next try meets the same certificate
+		return nil, e
 	}
 	return conn, nil
 }

@@ -69,7 +69,7 @@ func TestProxyFailures(t *testing.T) {
 			o := through(testkit.NewConnectProxy(t, testkit.NewCA(t).Server("127.0.0.1"), "", "").Addr())
 			o.Upstream.Proxy.Scheme = "https"
 			return o
-		}, code: outcome.CodeProxyTunnelFailed, stage: outcome.StageTCPConnect, reason: "proxy_unknown_authority"},
+		}, code: outcome.CodeProxyTunnelFailed, stage: outcome.StageTCPConnect, reason: "proxy_unknown_authority", final: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r.tr.cfg.Resolver = fixedResolver("10.1.2.3")

@@ -352,8 +352,8 @@ func (x *expansion) with(o *object, p *Preset) {
 				return
 			}
 			s, ok := x.r.text(v, join(path, key), "text")
-			if ok && (len(s) > 200 || !printableASCII(s) || strings.ContainsAny(s, "${} ")) {
-				x.r.fail(v, join(path, key), "is no usable value", "write printable ASCII without blanks, $ and braces")
+			if ok && (len(s) > 200 || !printableASCII(s) || strings.ContainsAny(s, "${}* ")) {
+				x.r.fail(v, join(path, key), "is no usable value", "write printable ASCII without blanks, $, braces and *; a wildcard goes into match: {host: …} of the route")
 				return
 			}
 			if d, derefed := x.r.deref(v, join(path, key)); ok && derefed {

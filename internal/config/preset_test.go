@@ -191,6 +191,7 @@ func TestPresetMistakes(t *testing.T) {
 		"  - {name: x, match: {host: x.example.com}, with: {a: b}}\n":                                           `with: goes with use: only`,
 		"  - {name: x, match: {host: x.example.com}, credential: npm}\n":                                        `credential: goes with use: only`,
 		"  - {use: preset/openai, durability: relaxed}\n":                                                       `durability: relaxed gives up the proof`,
+		"  - {use: preset/shopify, with: {store: \"*\"}}\n":                                                     `store: is no usable value`,
 		"  - {use: preset/vercel, name: a}\n  - {use: preset/npm, name: a, with: {host: npm.example.com}}\n":    `name: is the name of routes[0] too`,
 		"  - {use: preset/stripe/v1-post, contract: {idempotency: {margin: 25h}}}\n":                            `margin: leaves nothing of the retention`,
 		"  - {use: preset/cloudflare, inject: [{header: X-Auth-Key, value: \"${secret}\", credential: npm}]}\n": `strip: "X-Auth-Key" is injected on this route`,

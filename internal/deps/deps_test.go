@@ -106,6 +106,7 @@ var owners = []owner{
 	{"github.com/go-jose/go-jose/v4", []string{"proxy", "internal/e2e"}, true}, // tokens of service accounts; replaces JWS and JWK of our own
 	{"google.golang.org/protobuf", nil, true},                                  // reading what a collector gets, in tests
 	{"go.opentelemetry.io", []string{"internal/telemetry"}, true},              // traces; nothing on the way of a request imports it
+	{"github.com/go-logr/logr", []string{"internal/telemetry"}, false},         // the logger that OpenTelemetry takes; to silence it
 	{"github.com/fsnotify/fsnotify", []string{"internal/config", "cmd/waybill"}, false},
 	{"github.com/spf13/cobra", []string{"cmd/waybill"}, false},
 	{"github.com/spf13/pflag", []string{"cmd/waybill"}, false},

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -26,6 +27,9 @@ import (
 
 // queueLength bounds what waits for the exporter; what does not fit is dropped.
 const queueLength = 4096
+
+// exportLimit bounds one request to the collector.
+const exportLimit = 10 * time.Second
 
 // Span is one action, or one attempt of it.
 type Span struct {
@@ -61,14 +65,18 @@ func Start(ctx context.Context, endpoint, version string, onError func()) (*Expo
 	if strings.Trim(u.Path, "/") == "" {
 		u.Path = "/v1/traces"
 	}
-	// The variables of the environment choose no proxy here either (case CL-01).
-	client, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(u.String()),
-		otlptracehttp.WithProxy(func(*http.Request) (*url.URL, error) { return nil, nil })) //nolint:nilnil // net/http's way to say none
+	// Before anything of the SDK runs: its own texts quote the variables that it cannot read,
+	// which hold keys, and answers of the collector (C2).
+	otel.SetLogger(logr.Discard())
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) { onError() }))
+	// A redirect would take the configured fields to whom the collector names. The
+	// variables of the environment choose no proxy here either (case CL-01).
+	hc := &http.Client{Transport: &http.Transport{Proxy: nil}, Timeout: exportLimit,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	client, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(u.String()), otlptracehttp.WithHTTPClient(hc))
 	if err != nil {
 		return nil, fmt.Errorf("the exporter cannot be made")
 	}
-	// The SDK's own texts may quote an answer of the collector.
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) { onError() }))
 	e := &Exporter{
 		provider: sdktrace.NewTracerProvider(
 			sdktrace.WithBatcher(client), sdktrace.WithIDGenerator(ids{}), sdktrace.WithSampler(sdktrace.AlwaysSample()),
