@@ -128,6 +128,10 @@ func (t *Transport) Connect(ctx context.Context, o *dispatch.Order) (dispatch.Co
 			return s, nil
 		case errors.Is(err, errFull):
 			continue // another connection takes it
+		case reused && lost(err):
+			// Whatever broke it broke the others that rest here: the bounded tries (E7) are for
+			// fresh connections, not for finding that out one by one.
+			p.retire(func(c *conn) bool { return c.active == 0 })
 		}
 		return nil, err
 	}
@@ -157,18 +161,29 @@ func (t *Transport) each(which func(*conn) bool) {
 	}
 	t.mu.Unlock()
 	for _, p := range pools {
-		p.mu.Lock()
-		var out []*conn
-		for _, c := range p.conns {
-			if which(c) {
-				c.retired = true
-				out = append(out, c)
-			}
+		p.retire(which)
+	}
+}
+
+// lost reports whether a connection broke.
+func lost(err error) bool {
+	var e *dispatch.SetupError
+	return errors.As(err, &e) && e.Code == outcome.CodeConnectionLost
+}
+
+// retire closes connections and keeps new sessions off them. which is asked under p.mu.
+func (p *pool) retire(which func(*conn) bool) {
+	p.mu.Lock()
+	var out []*conn
+	for _, c := range p.conns {
+		if which(c) {
+			c.retired = true
+			out = append(out, c)
 		}
-		p.mu.Unlock()
-		for _, c := range out {
-			c.close()
-		}
+	}
+	p.mu.Unlock()
+	for _, c := range out {
+		c.close()
 	}
 }
 
