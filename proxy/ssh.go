@@ -136,6 +136,7 @@ func (p *Proxy) serveSSHTunnel(t *tunnel, c *tunnelConn, known bool) {
 		},
 	}
 	cfg.AddHostKey(key)
+	cfg.AddHostKey(p.sshCA.HostKey()) // second: for clients that know no certificates
 	tap := &endTap{Conn: c}
 	_ = c.SetDeadline(time.Now().Add(2 * p.limits.HandshakeTimeout))
 	conn, chans, reqs, err := ssh.NewServerConn(tap, cfg)

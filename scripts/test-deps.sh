@@ -24,6 +24,12 @@ need strace strace           # orders fsync and the first write of a dispatch
 need python3 python3         # a client through the proxy
 need ssh openssh-client      # a client of the SSH endpoint; scp and ssh-keygen come with it
 need rsync rsync             # the same
+need ssh-audit ssh-audit     # judges the algorithms of both sides
+# Debian's interpreter: python3 in the PATH may be one that lacks Debian's packages.
+if ! /usr/bin/python3 -c 'import paramiko' >/dev/null 2>&1; then
+  programs+=(paramiko)
+  missing+=(python3-paramiko) # a client of the SSH endpoint that knows no certificates
+fi
 if [ ! -x /usr/sbin/sshd ]; then
   programs+=(sshd)
   missing+=(openssh-server)  # a target for commands, started by the tests as a process of their own
@@ -57,11 +63,7 @@ inspector() {
 }
 if [ -n "${WAYBILL_TEST_LONG:-}" ]; then
   need npm npm               # installs the MCP inspector
-  need ansible ansible-core  # clients of the SSH endpoint
-  if ! python3 -c 'import paramiko' >/dev/null 2>&1; then
-    programs+=(paramiko)
-    missing+=(python3-paramiko)
-  fi
+  need ansible-playbook ansible-core # a client of the SSH endpoint
 fi
 
 [ ${#missing[@]} -gt 0 ] || { inspector; exit 0; }

@@ -46,7 +46,7 @@ func ensureSSHCA(data string) (*proxy.SSHCA, error) {
 
 func newSSHConfig(a *app) *cobra.Command {
 	var addr, pattern string
-	var known, asJSON bool
+	var known, hostKey, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "ssh-config",
 		Short: "Print an ssh_config by which ssh, git, rsync and scp -O run through the proxy",
@@ -78,6 +78,10 @@ No private key is used or needed: Waybill logs in with the route's key.`,
 				_, err := fmt.Fprintln(a.stdout, line)
 				return err
 			}
+			if hostKey {
+				_, err := fmt.Fprintln(a.stdout, ca.HostKeyLine())
+				return err
+			}
 			exe, err := os.Executable()
 			if err != nil {
 				return fail(exitFailure, "ssh-config: %w", err)
@@ -87,11 +91,13 @@ No private key is used or needed: Waybill logs in with the route's key.`,
 			if asJSON {
 				return printJSON(a.stdout, struct {
 					KnownHosts string `json:"known_hosts"`
+					HostKey    string `json:"host_key"`
 					Endpoint   string `json:"endpoint"`
 					Config     string `json:"config"`
-				}{line, endpoint.addr, block})
+				}{line, ca.HostKeyLine(), endpoint.addr, block})
 			}
-			_, err = fmt.Fprintf(a.stdout, "# Waybill's SSH endpoint. Clients with a known_hosts of their own need one line there:\n# %s\n%s", line, block)
+			_, err = fmt.Fprintf(a.stdout, "# Waybill's SSH endpoint. Clients with a known_hosts of their own need one line there:\n# %s\n"+
+				"# those that know no certificates (paramiko, plink) the host key itself:\n# %s\n%s", line, ca.HostKeyLine(), block)
 			return err
 		},
 	}
@@ -99,7 +105,9 @@ No private key is used or needed: Waybill logs in with the route's key.`,
 	f.StringVar(&addr, "ssh", "", "`address` of the SSH endpoint (default $"+sshVariable+", else that of the running proxy, else listen.ssh)")
 	f.StringVar(&pattern, "host", "*", "the Host `pattern` of the block")
 	f.BoolVar(&known, "known-hosts", false, "print the @cert-authority line only")
+	f.BoolVar(&hostKey, "host-key", false, "print the host key only, for clients that know no certificates")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.MarkFlagsMutuallyExclusive("known-hosts", "host-key", "json")
 	return cmd
 }
 

@@ -44,7 +44,7 @@ func (t *Transport) dial(ctx context.Context, p *pool, o *dispatch.Order) (*conn
 	if j := s.Jump; j != nil {
 		var done func()
 		var shown string
-		raw, done, shown, err = t.jump(ctx, o, trust)
+		raw, done, shown, err = t.jump(ctx, p, o, trust)
 		if err != nil {
 			return nil, err
 		}
@@ -58,7 +58,7 @@ func (t *Transport) dial(ctx context.Context, p *pool, o *dispatch.Order) (*conn
 		address = a.String()
 	}
 	c.tap = newTap(raw)
-	l := &login{host: o.Target.Host, port: o.Target.Port, user: o.Exec.User, signers: o.Exec.Signers, trust: trust, stage: stage}
+	l := &login{host: o.Target.Host, port: o.Target.Port, user: o.Exec.User, signers: o.Exec.Signers, trust: trust, stage: stage, curves: &p.curves}
 	var chans <-chan ssh.NewChannel
 	var reqs <-chan *ssh.Request
 	if c.ssh, chans, reqs, err = l.handshake(ctx, c.tap); err != nil {
@@ -84,14 +84,14 @@ func refuseChannels(chans <-chan ssh.NewChannel) {
 
 // jump reaches the target through the jump host, and returns the fingerprint of the key
 // by which that one is known.
-func (t *Transport) jump(ctx context.Context, o *dispatch.Order, trust *Trust) (net.Conn, func(), string, error) {
+func (t *Transport) jump(ctx context.Context, p *pool, o *dispatch.Order, trust *Trust) (net.Conn, func(), string, error) {
 	j := o.Exec.SSH.Jump
 	order := &dispatch.Order{Target: routes.Target{Scheme: "ssh", Host: j.Host, Port: j.Port}, Upstream: o.Upstream}
 	raw, err := t.cfg.Dial(ctx, order)
 	if err != nil {
 		return nil, nil, "", err
 	}
-	l := &login{host: j.Host, port: j.Port, user: j.User, signers: o.Exec.Jump, trust: trust, stage: outcome.StageTCPConnect, jump: true}
+	l := &login{host: j.Host, port: j.Port, user: j.User, signers: o.Exec.Jump, trust: trust, stage: outcome.StageTCPConnect, jump: true, curves: &p.jumpCurves}
 	sc, chans, reqs, err := l.handshake(ctx, newTap(raw))
 	if err != nil {
 		return nil, nil, "", err
@@ -119,6 +119,9 @@ type login struct {
 	trust   *Trust
 	stage   outcome.Stage // completed before it
 	jump    bool
+	// curves: host keys on NIST curves are offered too, since the host had no other. It is
+	// set here, for the next try (CONTRACT E7).
+	curves *atomic.Bool
 
 	fingerprint string
 	verified    atomic.Bool
@@ -140,7 +143,7 @@ func (l *login) handshake(ctx context.Context, t *tap) (ssh.Conn, <-chan ssh.New
 			}
 			return nil, nil
 		},
-		HostKeyAlgorithms: l.trust.algorithms(l.host, l.port),
+		HostKeyAlgorithms: l.trust.algorithms(l.host, l.port, l.curves.Load()),
 		HostKeyCallback: func(_ string, _ net.Addr, key ssh.PublicKey) error {
 			if err := l.trust.check(l.host, l.port, key); err != nil && !control.Off("G7-host-key-verified") {
 				return err
@@ -196,6 +199,9 @@ func (l *login) failed(ctx context.Context, t *tap, err error) *dispatch.SetupEr
 		e.Detail = "The destination refused the user " + strconv.Quote(l.user) + " with the key " + ssh.FingerprintSHA256(l.signers[0].PublicKey()) + "."
 		return e
 	case errors.As(err, &algo):
+		if algo.What == "host key" {
+			l.curves.Store(true)
+		}
 		return fail(outcome.CodeSSHHandshakeFailed, stage, prefix+"no_common_algorithm", err)
 	case ctx.Err() != nil:
 		return fail(outcome.CodeSSHHandshakeFailed, stage, prefix+"handshake_timeout", err)

@@ -3,6 +3,8 @@ package sshx_test
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -351,6 +353,52 @@ func TestTrusted(t *testing.T) {
 					t.Errorf("%+v", p)
 				}
 				c.Release()
+			}
+		})
+	}
+}
+
+// Host keys on NIST curves are offered to hosts that have no other, at a further try; a
+// key that is known by name is asked for at once (CONTRACT E7).
+func TestCurves(t *testing.T) {
+	contract.Covers(t, "E7", "G7")
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, err := ssh.NewSignerFromKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, other := testkit.SSHKey(t, "")
+	pin := []string{ssh.FingerprintSHA256(host.PublicKey())}
+	for _, tc := range []struct {
+		name, known string
+		pins        []string
+		keys        []ssh.Signer
+		codes       []outcome.Code // of each try
+	}{
+		{"known", knownhosts.Line([]string{"box.test"}, host.PublicKey()), nil, []ssh.Signer{host}, []outcome.Code{outcome.CodeNone}},
+		{"known among others", knownhosts.Line([]string{"box.test"}, host.PublicKey()), nil, []ssh.Signer{other, host}, []outcome.Code{outcome.CodeNone}},
+		{"pinned", "", pin, []ssh.Signer{host}, []outcome.Code{outcome.CodeSSHHandshakeFailed, outcome.CodeNone}},
+		{"unknown", "# nothing\n", nil, []ssh.Signer{host}, []outcome.Code{outcome.CodeSSHHandshakeFailed, outcome.CodeSSHHostKeyRejected}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t)
+			o := r.order("box.test", testkit.NewSSHServer(t, testkit.SSHOptions{HostKeys: tc.keys}))
+			o.Exec.SSH.KnownHosts, o.Exec.SSH.Pins = []byte(tc.known), tc.pins
+			for i, want := range tc.codes {
+				c, err := r.tr.Connect(t.Context(), o)
+				code := outcome.CodeNone
+				if e := (*dispatch.SetupError)(nil); errors.As(err, &e) {
+					code = e.Code
+				}
+				if code != want {
+					t.Errorf("try %d: %v", i+1, err)
+				}
+				if err == nil {
+					c.Release()
+				}
 			}
 		})
 	}

@@ -63,6 +63,8 @@ func New(cfg Config) *Transport {
 type pool struct {
 	t   *Transport
 	max int // sessions on one connection
+	// Of target and jump host: see login.curves.
+	curves, jumpCurves atomic.Bool
 
 	mu      sync.Mutex
 	conns   []*conn

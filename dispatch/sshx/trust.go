@@ -205,7 +205,8 @@ func describe(k ssh.PublicKey) string { return k.Type() + " " + ssh.FingerprintS
 func same(a, b ssh.PublicKey) bool { return bytes.Equal(a.Marshal(), b.Marshal()) }
 
 // Host key algorithms that are offered, best first. Those on NIST curves are offered
-// only for hosts that are known by such a key alone, or by a pin.
+// only to hosts that are known by such a key alone, or that had no other when nothing but
+// a pin says what they have.
 var (
 	plainAlgorithms = []string{ssh.KeyAlgoED25519, ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256}
 	certAlgorithms  = []string{ssh.CertAlgoED25519v01, ssh.CertAlgoRSASHA512v01, ssh.CertAlgoRSASHA256v01}
@@ -213,7 +214,8 @@ var (
 )
 
 // algorithms are offered so that a host with several keys shows the one that is known.
-func (t *Trust) algorithms(host string, port int) []string {
+// curves: a host of which no key is known by name had none of the better ones.
+func (t *Trust) algorithms(host string, port int, curves bool) []string {
 	name := hostName(host, port)
 	types := map[string]bool{}
 	authority := false
@@ -246,7 +248,11 @@ func (t *Trust) algorithms(host string, port int) []string {
 	if len(out) == 0 || len(t.pins) > 0 {
 		// Nothing is known by name: whatever it shows is compared with the pins, or named in
 		// the refusal.
-		for _, a := range slices.Concat(plainAlgorithms, curveAlgorithms) {
+		more := plainAlgorithms
+		if curves {
+			more = slices.Concat(plainAlgorithms, curveAlgorithms)
+		}
+		for _, a := range more {
 			if !slices.Contains(out, a) {
 				out = append(out, a)
 			}

@@ -48,6 +48,7 @@ type sshOptions struct {
 	more   string // further keys of it, and routes; BOX is its address
 	known  string // in place of the box's line
 	env    []string
+	files  map[string]string // beside the configuration
 }
 
 var listeningSSH = regexp.MustCompile(`(?s)proxy\s+http://(\S+)\s+metrics\s+(http://\S+)\s+admin\s+unix:\S+\s+ssh\s+(\S+)\n`)
@@ -111,6 +112,9 @@ func newSSHRig(t testing.TB, o sshOptions) *sshRig {
 	s.rig.env = o.env
 	s.write("key", string(s.key))
 	s.write("known_hosts", known)
+	for name, text := range o.files {
+		s.write(name, text)
+	}
 	s.startSSH()
 	return s
 }
