@@ -55,6 +55,10 @@ type Config struct {
 	Pseudonym string
 	// OnApproval is called, in a goroutine of its own, when a person is asked (D4); nil: nobody is told.
 	OnApproval func(ApprovalView)
+	// OnTrace is called, before anything of the action is on record, with the caller's
+	// traceparent field (W3C Trace Context), where there is exactly one. Its text is the
+	// caller's and unchecked; what is called keeps no request waiting. nil: nobody asks.
+	OnTrace func(id ActionID, traceparent string)
 	// SpoolDir holds unlinked temporary files of large request bodies; "": the system's.
 	SpoolDir string
 }
@@ -273,6 +277,7 @@ func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
 		defer a.unclaim()
 		return a.refuse(refusal(outcome.CodeDraining, "", "draining", ""))
 	}
+	a.trace()
 	handed := false
 	defer func() {
 		if !handed {
@@ -297,6 +302,16 @@ func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
 	handed = true
 	go a.run(conn)
 	return a.await(ctx)
+}
+
+// trace tells whose trace the action, or this attempt of it, belongs to.
+func (a *action) trace() {
+	if a.p.cfg.OnTrace == nil {
+		return
+	}
+	if v := a.s.Header.Values("Traceparent"); len(v) == 1 {
+		a.p.cfg.OnTrace(a.id, v[0])
+	}
 }
 
 // close ends the action's books: spooled body, claims, counters.

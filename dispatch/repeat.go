@@ -450,6 +450,7 @@ func (a *action) adopt(rec Record, generation int) {
 	a.further, a.generation = &rec, generation
 	if a.id != rec.ID { // a caller who leaves may be reading it
 		a.id = rec.ID
+		a.trace()
 	}
 	a.recorded = true
 	a.accepted.Relaxed = false

@@ -57,6 +57,7 @@ type serverOptions struct {
 	logger        *slog.Logger
 	anyFilesystem bool
 	traces        string // endpoint of an OpenTelemetry collector; "": none
+	tracesParent  string // traceOfCaller or traceOfItself; "" counts as the latter
 }
 
 // server is a running proxy with everything it needs.
@@ -152,7 +153,7 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	build := readBuildInfo()
 	s.metrics = newMetrics(build, cfg)
 	measureVault(s.metrics, s.vault)
-	if err := s.openTraces(ctx, opts.traces, build); err != nil {
+	if err := s.openTraces(ctx, opts.traces, opts.tracesParent, build); err != nil {
 		return nil, err
 	}
 	if err := s.openJournal(opts, build, cfg); err != nil {
@@ -287,9 +288,13 @@ func (s *server) openPipeline(cfg *loadedConfig, ca *proxy.CA) {
 	if s.notifier != nil {
 		tell = s.notifier.tell
 	}
+	var begun func(dispatch.ActionID, string)
+	if s.traces.listens() {
+		begun = s.traces.begun
+	}
 	s.pipeline = dispatch.New(dispatch.Config{
-		OnApproval: tell,
-		Journal:    s.journal, Transport: s.transport, SSH: s.ssh, Metrics: s.metrics, Logger: s.log,
+		OnApproval: tell, OnTrace: begun,
+		Journal: s.journal, Transport: s.transport, SSH: s.ssh, Metrics: s.metrics, Logger: s.log,
 		Binding: &dispatch.Binding{Snapshot: cfg.snapshot, Credentials: cfg.credentials},
 		// Of this instance: two proxies behind each other are no loop (RFC 9110 §7.6.3).
 		Pseudonym: "waybill-" + hex.EncodeToString(own[:4]),
@@ -474,6 +479,7 @@ type serveFlags struct {
 	drain               time.Duration
 	anyFilesystem       bool
 	traces              string
+	tracesParent        string
 }
 
 func newServe(a *app) *cobra.Command {
@@ -505,10 +511,12 @@ known, restart.`,
 	f.StringVar(&flags.logFormat, "log-format", "text", "text or json; the log goes to standard error")
 	f.StringVar(&flags.memoryLimit, "memory-limit", memoryAuto, "memory this process may take, as 128MiB: auto is the control group's limit (cgroup v1 or v2; a GOMEMLIMIT of the environment goes first), off none")
 	f.StringVar(&flags.traces, "traces", "", "`URL` of an OpenTelemetry collector (OTLP over HTTP), as http://127.0.0.1:4318, that gets a span of each action and attempt: facts and names of routes only (default: none)")
+	f.StringVar(&flags.tracesParent, "traces-parent", traceOfCaller, "whose trace the spans are in: caller is that of the request's traceparent field, where it has a valid one; none is one of its own for each action")
 	f.DurationVar(&flags.drain, "drain", 30*time.Second, "how long SIGTERM waits for running requests")
 	f.BoolVar(&flags.anyFilesystem, allowAnyFilesystem, false, "keep the journal on a file system that may forget what it acknowledged (tmpfs, overlayfs, NFS); for trying things out")
 	_ = cmd.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("log-format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("traces-parent", cobra.FixedCompletions([]string{traceOfCaller, traceOfItself}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -519,6 +527,9 @@ func (a *app) serve(ctx context.Context, flags *serveFlags) error {
 	}
 	if flags.logFormat != "text" && flags.logFormat != "json" {
 		return fail(exitUsage, "--log-format %s: is one of text, json", flags.logFormat)
+	}
+	if flags.tracesParent != traceOfCaller && flags.tracesParent != traceOfItself {
+		return fail(exitUsage, "--traces-parent %s: is one of caller, none", flags.tracesParent)
 	}
 	noCoreDumps()
 	protectMemory()
@@ -538,7 +549,7 @@ func (a *app) serve(ctx context.Context, flags *serveFlags) error {
 	if err != nil {
 		return err
 	}
-	s, err := startServer(ctx, a, serverOptions{data: data, proxy: flags.proxy, ssh: flags.ssh, metrics: flags.metrics, logger: logger, anyFilesystem: flags.anyFilesystem, traces: flags.traces})
+	s, err := startServer(ctx, a, serverOptions{data: data, proxy: flags.proxy, ssh: flags.ssh, metrics: flags.metrics, logger: logger, anyFilesystem: flags.anyFilesystem, traces: flags.traces, tracesParent: flags.tracesParent})
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,9 @@ type traces struct {
 
 	mu      sync.Mutex
 	started map[attemptKey]time.Time // attempts that run
+	// parents are the callers' spans of actions that have not ended. They are in memory
+	// only: an action that a restart finds open is a trace of its own.
+	parents map[dispatch.ActionID]telemetry.Parent
 }
 
 type attemptKey struct {
@@ -24,11 +27,18 @@ type attemptKey struct {
 	attempt int
 }
 
-// maxStarted bounds what is remembered of attempts whose end is never seen.
+// maxStarted bounds what is remembered of attempts, and of actions, whose end is never seen.
 const maxStarted = 1 << 16
 
-// openTraces starts the exporter; endpoint "" is none.
-func (s *server) openTraces(ctx context.Context, endpoint string, build buildInfo) error {
+// Whose trace a span belongs to (--traces-parent).
+const (
+	traceOfCaller = "caller"
+	traceOfItself = "none"
+)
+
+// openTraces starts the exporter; endpoint "" is none. parent is traceOfCaller or
+// traceOfItself.
+func (s *server) openTraces(ctx context.Context, endpoint, parent string, build buildInfo) error {
 	if endpoint == "" {
 		return nil
 	}
@@ -46,6 +56,9 @@ func (s *server) openTraces(ctx context.Context, endpoint string, build buildInf
 		return fail(exitUsage, "--traces: %w", err)
 	}
 	s.traces = &traces{out: out, started: map[attemptKey]time.Time{}}
+	if parent == traceOfCaller {
+		s.traces.parents = map[dispatch.ActionID]telemetry.Parent{}
+	}
 	s.closers = append(s.closers, func() error { s.traces.close(s.log); return nil })
 	return nil
 }
@@ -62,6 +75,38 @@ func (t *traces) close(log *slog.Logger) {
 	}
 }
 
+// listens reports whether the callers' traceparent fields are of interest.
+func (t *traces) listens() bool { return t != nil && t.parents != nil }
+
+// begun takes the traceparent field of an action, or of a further attempt of it.
+func (t *traces) begun(id dispatch.ActionID, field string) {
+	parent, ok := telemetry.ParseParent(field)
+	if !ok {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.parents) >= maxStarted {
+		// Those of refusals that left no record stay behind (M6): any one makes room.
+		for other := range t.parents {
+			delete(t.parents, other)
+			break
+		}
+	}
+	t.parents[id] = parent
+}
+
+// parent is the caller's span of an action; with ended it is forgotten.
+func (t *traces) parent(id dispatch.ActionID, ended bool) telemetry.Parent {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.parents[id]
+	if ended {
+		delete(t.parents, id)
+	}
+	return p
+}
+
 // applied looks at what was just made durable. It never waits for the exporter.
 func (t *traces) applied(before, after *dispatch.Record, events []dispatch.Event) {
 	if t == nil {
@@ -75,7 +120,7 @@ func (t *traces) applied(before, after *dispatch.Record, events []dispatch.Event
 	}
 	if after.Ended && (before == nil || !before.Ended) {
 		t.out.Record(telemetry.Span{
-			Action: after.ID, ID: v.InvocationID, Route: v.Route, Phase: v.Phase, Outcome: v.Outcome, Retry: v.Retry, Code: v.Code,
+			Action: after.ID, Parent: t.parent(after.ID, true), ID: v.InvocationID, Route: v.Route, Phase: v.Phase, Outcome: v.Outcome, Retry: v.Retry, Code: v.Code,
 			Start: after.AcceptedAt, End: after.EndedAt,
 		})
 	}
@@ -95,7 +140,7 @@ func (t *traces) attempt(after *dispatch.Record, route string, e *dispatch.Event
 				start = after.AcceptedAt
 			}
 			t.out.Record(telemetry.Span{
-				Action: after.ID, ID: after.ID.String(), Attempt: e.Attempt, Route: route, Phase: a.Facts.Phase.String(), Outcome: a.Facts.Outcome.String(),
+				Action: after.ID, Parent: t.parent(after.ID, false), ID: after.ID.String(), Attempt: e.Attempt, Route: route, Phase: a.Facts.Phase.String(), Outcome: a.Facts.Outcome.String(),
 				Code: a.Facts.Code.String(), Stage: string(a.Stage), Start: start, End: e.At,
 			})
 		}

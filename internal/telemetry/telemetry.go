@@ -33,7 +33,8 @@ const exportLimit = 10 * time.Second
 
 // Span is one action, or one attempt of it.
 type Span struct {
-	Action     [16]byte // the ULID in the action's id; it is the trace id, too
+	Action     [16]byte // the ULID in the action's id; without a Parent it is the trace id, too
+	Parent     Parent   // the caller's span that the action belongs below; zero: none
 	ID         string   // act_…
 	Attempt    int      // from 1; 0: the action itself
 	Route      string
@@ -156,6 +157,9 @@ func (ids) NewSpanID(ctx context.Context, _ trace.TraceID) trace.SpanID {
 
 func (e *Exporter) span(s Span) {
 	f := fixed{trace: trace.TraceID(s.Action), span: spanID(s.Action, s.Attempt)}
+	if !s.Parent.IsZero() {
+		f.trace = trace.TraceID(s.Parent.Trace)
+	}
 	ctx := context.WithValue(context.Background(), fixedKey{}, f)
 	name, kind := "action", trace.SpanKindServer
 	attrs := []attribute.KeyValue{
@@ -175,6 +179,9 @@ func (e *Exporter) span(s Span) {
 			TraceID: f.trace, SpanID: spanID(s.Action, 0), TraceFlags: trace.FlagsSampled,
 		}))
 	} else {
+		if !s.Parent.IsZero() {
+			ctx = trace.ContextWithRemoteSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{TraceID: f.trace, SpanID: trace.SpanID(s.Parent.Span)}))
+		}
 		attrs = append(attrs, attribute.String("waybill.retry", s.Retry))
 	}
 	_, span := e.tracer.Start(ctx, name, trace.WithTimestamp(s.Start), trace.WithSpanKind(kind), trace.WithAttributes(attrs...))
