@@ -65,9 +65,13 @@ func (c childRun) run(t testing.TB, l *ledger, dir string) *os.ProcessState {
 		t.Fatal(err)
 	}
 	group := -cmd.Process.Pid
-	late := time.AfterFunc(30*time.Second, func() { _ = syscall.Kill(group, syscall.SIGKILL) })
+	const silence = time.Minute // on a machine that has much else to do
+	late := time.AfterFunc(silence, func() { _ = syscall.Kill(group, syscall.SIGKILL) })
 	n := 0
 	for sc := bufio.NewScanner(stdout); sc.Scan(); {
+		if late.Stop() {
+			late.Reset(silence)
+		}
 		if strings.HasPrefix(sc.Text(), "OPEN ") {
 			continue // a refusal to start is an answer
 		}

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Makes deploy/kubernetes from the chart, with the real Helm (a program called helm, version 3 or 4). go test ./deploy checks
-# that the chart still gives what is there.
+# Makes deploy/kubernetes (or DIR) from the chart, with the Helm of tools/go.mod. go test ./deploy checks that the chart still gives
+# what is there, and make test-long that this script does.
 set -euo pipefail
+out=${1:-}
 cd "$(dirname "$0")/.."
+out=${out:-deploy/kubernetes}
 for form in sidecar shared; do
   {
     echo "# Made by Helm from deploy/helm/waybill with values-$form.example.yaml (scripts/manifests.sh). Replace image, agent and configuration."
-    helm template waybill deploy/helm/waybill --namespace agents --skip-schema-validation=false -f "deploy/helm/waybill/values-$form.example.yaml" | grep -v '^# Source:' | sed '1{/^---$/d}'
-  } >"deploy/kubernetes/$form.yaml"
+    go tool -modfile=tools/go.mod helm template waybill deploy/helm/waybill --namespace agents --kube-version 1.30.0 -f "deploy/helm/waybill/values-$form.example.yaml" | grep -v '^# Source:' | sed '1{/^---$/d}'
+  } >"$out/$form.yaml"
 done
