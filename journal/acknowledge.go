@@ -179,17 +179,17 @@ func (j *Journal) acknowledged(*Acknowledgement) error {
 
 // into adds the acknowledgement to the JSON of a BOOT event. Readers that do not know
 // the field ignore it.
-func (a *Acknowledgement) into(payload []byte) []byte {
+func (a *Acknowledgement) into(text []byte) []byte {
 	if a == nil {
-		return payload
+		return text
 	}
 	b, err := json.Marshal(a)
-	if err != nil || len(payload) < 3 || payload[0] != '[' || payload[1] != '{' {
+	if err != nil || len(text) < 3 || text[0] != '[' || text[1] != '{' {
 		panic("journal: own event is not JSON")
 	}
 	out := append([]byte(`[{"acknowledged":`), b...)
 	out = append(out, ',')
-	return append(out, payload[2:]...)
+	return append(out, text[2:]...)
 }
 
 // acknowledgementIn reads it back from a frame's plaintext; nil: there is none.
@@ -197,7 +197,8 @@ func acknowledgementIn(plain []byte) *Acknowledgement {
 	var events []struct {
 		Acknowledged *Acknowledgement `json:"acknowledged"`
 	}
-	if len(plain) < frameHead || json.Unmarshal(plain[frameHead:], &events) != nil || len(events) == 0 {
+	text, err := eventsOfFrame(plain)
+	if err != nil || json.Unmarshal(text, &events) != nil || len(events) == 0 {
 		return nil
 	}
 	return events[0].Acknowledged

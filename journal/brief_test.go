@@ -15,9 +15,9 @@ import (
 	"waybill/outcome"
 )
 
-// What is stored of an action that goes on is where its events are. It reads the same as
-// a record that was written out, a crash leaves it unknown all the same, and damage of
-// its events is damage of it, never an absence.
+// What is stored of an action with few events is where they are. It reads the same as a
+// record that was written out, a crash leaves it unknown all the same, and damage of its
+// events is damage of it, never an absence.
 func TestBriefProjection(t *testing.T) {
 	contract.Covers(t, "M2", "M5", "M7", "F1")
 	dir := tempDir(t)
@@ -55,13 +55,20 @@ func TestBriefProjection(t *testing.T) {
 	}
 	same("open", open)
 
-	// The end writes it out.
+	// Of one that has ended, too; what is added to it later writes it out in the end.
 	ended := mustAppend(t, j, toDispatch(newID(), "ci", "r2", "f2")).Record
 	ended = mustAppend(t, j, toResult(ended.ID, []byte("result"))).Record
-	if _, brief := stored(ended.ID); brief {
-		t.Error("an ended action is stored without its record")
+	if size, brief := stored(ended.ID); !brief || size > 32 {
+		t.Errorf("of an action that has ended %d bytes are stored, brief %v", size, brief)
 	}
 	same("ended", ended)
+	for n := 3; n <= briefFrames+1; n++ {
+		ended = mustAppend(t, j, dispatch.Batch{Action: ended.ID, Events: []dispatch.Event{{Type: dispatch.DeliveryFailed, At: time.Now()}}}).Record
+		if _, brief := stored(ended.ID); brief != (n <= briefFrames) {
+			t.Errorf("ended, with %d frames: brief %v", n, brief)
+		}
+		same(fmt.Sprint("ended, ", n, " frames"), ended)
+	}
 
 	// Bounds: of one frame, and of their number.
 	large := newID()

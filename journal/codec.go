@@ -34,32 +34,62 @@ type frame struct {
 
 type bootID [16]byte
 
-// frameHead is the length of what precedes the JSON in a frame's plaintext:
+// frameHead is the length of what precedes the events in a frame's plaintext:
 // version ‖ action ‖ boot ‖ count(2).
 const frameHead = 1 + 16 + 16 + 2
 
+// packed returns a JSON text in the form in which it is stored, and the version byte
+// that says which.
+func packed(text []byte) (payload []byte, version byte) {
+	if out, ok := pack(make([]byte, 0, len(text)/2+64), text); ok {
+		return out, packedVersion
+	}
+	return text, plainVersion
+}
+
+// unpacked reverses packed.
+func unpacked(version byte, payload []byte) ([]byte, error) {
+	switch version {
+	case plainVersion:
+		return payload, nil
+	case packedVersion:
+		return unpack(payload)
+	}
+	return nil, errDecode
+}
+
 // encodeFrame returns the plaintext of a frame; events is the JSON array.
 func encodeFrame(action dispatch.ActionID, boot bootID, count int, events []byte) []byte {
-	return append(headOfFrame(action, boot, count), events...)
+	payload, version := packed(events)
+	return append(headOfFrame(version, action, boot, count), payload...)
 }
 
 // headOfFrame is what precedes the events.
-func headOfFrame(action dispatch.ActionID, boot bootID, count int) []byte {
+func headOfFrame(version byte, action dispatch.ActionID, boot bootID, count int) []byte {
 	b := make([]byte, 0, frameHead)
-	b = append(b, plainVersion)
+	b = append(b, version)
 	b = append(b, action[:]...)
 	b = append(b, boot[:]...)
 	return binary.BigEndian.AppendUint16(b, uint16(count))
 }
 
+// eventsOfFrame returns the JSON of a frame's events.
+func eventsOfFrame(b []byte) ([]byte, error) {
+	if len(b) < frameHead {
+		return nil, errDecode
+	}
+	return unpacked(b[0], b[frameHead:])
+}
+
 func decodeFrame(b []byte) (f frame, err error) {
-	if len(b) < frameHead || b[0] != plainVersion {
+	text, err := eventsOfFrame(b)
+	if err != nil {
 		return f, errDecode
 	}
 	copy(f.action[:], b[1:])
 	copy(f.boot[:], b[17:])
 	n := int(binary.BigEndian.Uint16(b[33:]))
-	if err := json.Unmarshal(b[frameHead:], &f.events); err != nil {
+	if err := json.Unmarshal(text, &f.events); err != nil {
 		return f, errDecode // the error could quote what was recorded
 	}
 	if n == 0 || n != len(f.events) {
@@ -76,7 +106,7 @@ func decodeFrame(b []byte) (f frame, err error) {
 // frameCount reads how many events a frame holds without decoding them.
 func frameCount(b []byte) (int, dispatch.ActionID, error) {
 	var id dispatch.ActionID
-	if len(b) < frameHead || b[0] != plainVersion {
+	if len(b) < frameHead || b[0] != plainVersion && b[0] != packedVersion {
 		return 0, id, errDecode
 	}
 	copy(id[:], b[1:])
@@ -103,11 +133,10 @@ const (
 	briefBytes  = 8 << 10
 )
 
-// shorten decides whether the record is left out of what is stored: of an action that
-// goes on, which hardly anyone but the committer asks for, and which the next append
-// would replace. written are the bytes of this append's events.
+// shorten decides whether the record is left out of what is stored: of an action with few
+// events, whose reader makes it from them. written are the bytes of this append's events.
 func (p *projection) shorten(old *projection, written int) {
-	p.brief = !p.rec.Ended && (old == nil || old.brief) && len(p.frames) <= briefFrames && written <= briefBytes
+	p.brief = (old == nil || old.brief) && len(p.frames) <= briefFrames && written <= briefBytes
 }
 
 func encodeProjection(p *projection) ([]byte, error) {
@@ -183,12 +212,17 @@ func encodeManifest(m *manifest) []byte {
 	if err != nil {
 		panic("journal: manifest: " + err.Error()) // numbers and an ASCII string: cannot fail
 	}
-	return append([]byte{plainVersion}, j...)
+	payload, version := packed(j)
+	return append([]byte{version}, payload...)
 }
 
 func decodeManifest(b []byte) (*manifest, error) {
 	m := new(manifest)
-	if len(b) < 1 || b[0] != plainVersion || json.Unmarshal(b[1:], m) != nil || m.Chunks < 0 || m.Bytes < 0 {
+	if len(b) < 1 {
+		return nil, errDecode
+	}
+	text, err := unpacked(b[0], b[1:])
+	if err != nil || json.Unmarshal(text, m) != nil || m.Chunks < 0 || m.Bytes < 0 {
 		return nil, errDecode
 	}
 	return m, nil

@@ -292,7 +292,7 @@ func (j *Journal) stage(txn *badger.Txn, st *stage, r *request) (fits bool, err 
 	if r.boot {
 		h := st.head
 		key := keyEvent(h.seq + 1)
-		value := j.seal.seal(key, h.hash[:], headOfFrame(dispatch.ActionID{}, j.boot, len(r.events)), r.payload)
+		value := j.seal.seal(key, h.hash[:], headOfFrame(r.version, dispatch.ActionID{}, j.boot, len(r.events)), r.payload)
 		h.seq, h.hash = h.seq+uint64(len(r.events)), chain(key, value)
 		entries := []entry{{key: key, value: value}}
 		if r.also != nil {
@@ -336,14 +336,14 @@ func (j *Journal) stage(txn *badger.Txn, st *stage, r *request) (fits bool, err 
 	if len(r.events) > 0 {
 		first := st.head.seq + 1
 		key := keyEvent(first)
-		value := j.seal.seal(key, st.head.hash[:], headOfFrame(r.action, j.boot, len(r.events)), r.payload)
+		value := j.seal.seal(key, st.head.hash[:], headOfFrame(r.version, r.action, j.boot, len(r.events)), r.payload)
 		h.hash = chain(key, value)
 		if old != nil {
 			next.frames = append(make([]uint64, 0, len(old.frames)+1), old.frames...)
 		}
 		next.frames = append(next.frames, first)
 		var places, rec []byte
-		if next.shorten(old, len(r.payload)); next.brief {
+		if next.shorten(old, r.text); next.brief {
 			places = next.places()
 		} else if places, rec, err = next.parts(); err != nil {
 			return false, fmt.Errorf("%w: projection cannot be encoded", dispatch.ErrNotWritten)

@@ -85,7 +85,9 @@ type request struct {
 
 	action  dispatch.ActionID
 	events  []dispatch.Event
-	payload []byte  // the events' JSON
+	payload []byte  // the events, as stored
+	version byte    // of the frame: how payload holds them
+	text    int     // bytes of their JSON
 	chunks  []entry // sealed
 	parts   []part  // what chunks hold
 	key     []byte  // the key of its idempotency key, taken here; nil: none
@@ -113,6 +115,12 @@ type part struct {
 	attempt, index int
 	last           bool
 	bytes          int
+}
+
+// set takes the JSON of the request's events.
+func (r *request) set(text []byte) {
+	r.text = len(text)
+	r.payload, r.version = packed(text)
 }
 
 func (r *request) size() int64 {
@@ -231,11 +239,14 @@ func (j *Journal) build(ctx context.Context, b dispatch.Batch) (*request, error)
 	r := &request{done: make(chan struct{}), entered: time.Now(), action: b.Action, relaxed: b.Relaxed}
 	if len(b.Events) > 0 {
 		var err error
-		if r.events, r.payload, err = prepare(b.Events); err != nil {
+		var text []byte
+		if r.events, text, err = prepare(b.Events); err != nil {
 			return nil, err
 		}
-		if len(r.payload) > maxStoredValue-frameHead-sealOverhead-hashBytes {
-			return nil, fmt.Errorf("%w: events of %d bytes", ErrTooLarge, len(r.payload))
+		r.set(text)
+		// As if nothing were packed: what is read must fit, too.
+		if r.text > maxStoredValue-frameHead-sealOverhead-hashBytes {
+			return nil, fmt.Errorf("%w: events of %d bytes", ErrTooLarge, r.text)
 		}
 		if a := r.events[0].Accepted; a != nil {
 			r.caller = j.seal.mac(macCaller, a.Caller)

@@ -735,7 +735,9 @@ func (j *Journal) submit(requests ...*request) error {
 
 func (j *Journal) ownRequest(id dispatch.ActionID, ev dispatch.Event) *request {
 	r := &request{done: make(chan struct{}), entered: time.Now(), action: id, recovering: true}
-	r.events, r.payload = jsonEvents(ev)
+	var text []byte
+	r.events, text = jsonEvents(ev)
+	r.set(text)
 	return r
 }
 
@@ -810,11 +812,12 @@ func (j *Journal) stored(id dispatch.ActionID) (p *projection, err error) {
 // recordBoot appends the BOOT event and, on the first start, the store's identity.
 func (j *Journal) recordBoot(fresh bool, ack *Acknowledgement) error {
 	r := &request{done: make(chan struct{}), entered: time.Now(), boot: true}
-	r.events, r.payload = jsonEvents(dispatch.Event{
+	var text []byte
+	r.events, text = jsonEvents(dispatch.Event{
 		Type: dispatch.Booted, At: j.opt.Now(),
 		Boot: &dispatch.Boot{ID: j.bootID, Build: j.opt.Build, Config: j.opt.Config, Version: schemaVersion},
 	})
-	r.payload = ack.into(r.payload)
+	r.set(ack.into(text))
 	identity := &request{done: make(chan struct{}), entered: time.Now(), maint: []entry{{key: keyStore, value: j.seal.seal(keyStore, nil, j.encodeIdentity())}}}
 	requests := []*request{r}
 	if fresh {

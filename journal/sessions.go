@@ -60,11 +60,12 @@ func (j *Journal) RecordSession(ctx context.Context, ev dispatch.Event) error {
 	case ev.Type == dispatch.SessionClosed && (old == nil || old.ClosedSeq > 0):
 		return fmt.Errorf("%w: session is not open", dispatch.ErrIllegalTransition)
 	}
-	events, payload, err := prepare([]dispatch.Event{ev})
+	events, text, err := prepare([]dispatch.Event{ev})
 	if err != nil {
 		return err
 	}
-	r := &request{done: make(chan struct{}), entered: time.Now(), boot: true, events: events, payload: payload}
+	r := &request{done: make(chan struct{}), entered: time.Now(), boot: true, events: events}
+	r.set(text)
 	r.also = func(first uint64) []entry {
 		row := dispatch.SessionRecord{Session: *events[0].Session, OpenedAt: events[0].At, OpenedSeq: first}
 		if old != nil {
