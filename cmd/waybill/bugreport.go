@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,7 +19,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"waybill/configs"
 	"waybill/dispatch"
 	"waybill/internal/config"
 )
@@ -103,7 +101,8 @@ func (a *app) collect(ctx context.Context, limit int, quick bool) (bundle, error
 	if err := d.run(ctx); err != nil {
 		return nil, err
 	}
-	hide := a.hider(&d)
+	known := schemaWords()
+	hide := a.hider(&d, known)
 	b := bundle{}
 	b.json("version.json", readBuildInfo())
 	for i := range d.doc.Findings {
@@ -114,8 +113,7 @@ func (a *app) collect(ctx context.Context, limit int, quick bool) (bundle, error
 	b.json("doctor.json", d.doc)
 	b["environment.txt"] = a.environmentNames()
 	b["machine.txt"] = fmt.Appendf(nil, "%s/%s, %d CPUs\n%s", runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), kernel())
-	known := schemaKeys()
-	outline, err := config.Outline(a.configPath(), func(k string) bool { return known[k] })
+	outline, err := config.Outline(a.configPath(), known.key)
 	if err != nil {
 		outline = "not available: " + hide(errWithoutPath(err)) + "\n"
 	}
@@ -144,54 +142,6 @@ func errWithoutPath(err error) string {
 	return err.Error()
 }
 
-var (
-	urlLike  = regexp.MustCompile(`[a-z][a-z0-9+.-]*://[^\s"',)]+`)
-	pathLike = regexp.MustCompile(`(?:/[^\s/"',:;()]+){2,}/?`)
-	userLike = regexp.MustCompile(`[^\s/"']+:[^\s/"']+@[^\s"']+`)
-	addrLike = regexp.MustCompile(`\b(?:[0-9]{1,3}\.){3}[0-9]{1,3}\b`)
-	hostLike = regexp.MustCompile(`\b(?:[a-zA-Z0-9_-]+\.)+[a-zA-Z]{2,}(?::\d+)?\b`)
-)
-
-// hider makes a text fit for others: the machine's paths, names of the configuration,
-// hosts, and the values of every variable that may be a secret.
-func (a *app) hider(d *doctor) func(string) string {
-	var exact []string
-	for _, kv := range a.environ {
-		if _, v, ok := strings.Cut(kv, "="); ok && len(v) >= 6 && v != "/bin/sh" {
-			exact = append(exact, v)
-		}
-	}
-	exact = append(exact, d.data, d.a.configPath())
-	if d.cfg != nil {
-		exact = append(exact, d.cfg.credentials.IDs()...)
-		for _, r := range d.cfg.snapshot.Routes() {
-			exact = append(append(exact, r.Name), r.Match.Hosts...)
-		}
-	}
-	exact = slices.DeleteFunc(exact, func(s string) bool { return len(s) < 3 })
-	slices.SortFunc(exact, func(x, y string) int { return len(y) - len(x) })
-	return func(s string) string {
-		for _, v := range exact {
-			s = strings.ReplaceAll(s, v, "<hidden>")
-		}
-		s = urlLike.ReplaceAllString(s, "<url>")
-		s = userLike.ReplaceAllString(s, "<hidden>")
-		s = pathLike.ReplaceAllString(s, "<path>")
-		s = addrLike.ReplaceAllStringFunc(s, func(ip string) string {
-			if strings.HasPrefix(ip, "127.") {
-				return ip
-			}
-			return "<address>"
-		})
-		return hostLike.ReplaceAllStringFunc(s, func(h string) string {
-			if h == doctorHost || strings.HasSuffix(h, ".yaml") || strings.HasSuffix(h, ".pem") {
-				return h
-			}
-			return "<name>"
-		})
-	}
-}
-
 // environmentNames lists the variables that matter, by name only.
 func (a *app) environmentNames() []byte {
 	var names []string
@@ -212,34 +162,6 @@ func kernel() []byte {
 		return nil
 	}
 	return v
-}
-
-// schemaKeys are the keys of a configuration; every other key is a name that somebody chose.
-func schemaKeys() map[string]bool {
-	keys := map[string]bool{}
-	var walk func(v any)
-	walk = func(v any) {
-		switch v := v.(type) {
-		case map[string]any:
-			if props, ok := v["properties"].(map[string]any); ok {
-				for k := range props {
-					keys[k] = true
-				}
-			}
-			for _, c := range v {
-				walk(c)
-			}
-		case []any:
-			for _, c := range v {
-				walk(c)
-			}
-		}
-	}
-	var doc any
-	if json.Unmarshal(configs.ConfigSchema, &doc) == nil {
-		walk(doc)
-	}
-	return keys
 }
 
 // metricLabels are labels whose values are words of this program; others are hidden.

@@ -20,6 +20,25 @@ var openValues = []string{
 // openValue is the form such a value has; anything else under these keys is hidden, too.
 var openValue = regexp.MustCompile(`^([A-Z]{3,7}|[a-z_]{1,16}|[0-9]{1,6}(ms|s|m|h|d|B|KiB|MiB|GiB)?)$`)
 
+// Names returns every text of a configuration file that Outline hides: what somebody
+// chose – names, hosts, paths, values – and no word of this program. Those of a file that
+// cannot be read, or is no YAML, are none.
+func Names(path string, known func(key string) bool) []string {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil
+	}
+	var doc yaml.Node
+	if yaml.Unmarshal(data, &doc) != nil {
+		return nil
+	}
+	o := outliner{known: known, names: map[string]string{}}
+	for _, n := range doc.Content {
+		o.node(n, "")
+	}
+	return o.hidden
+}
+
 // Outline returns the shape of a configuration file for a report to others: keys that
 // known accepts and the values of openValues; everything else, names of routes, hosts,
 // credentials and files included, is replaced (CONTRACT C2). A file that is no YAML
@@ -49,6 +68,8 @@ func Outline(path string, known func(key string) bool) (string, error) {
 type outliner struct {
 	known func(string) bool
 	names map[string]string // the same name gets the same stand-in
+	// hidden are the texts that were replaced.
+	hidden []string
 }
 
 // node hides what is in n; key is the one under which it stands.
@@ -84,6 +105,9 @@ func (o *outliner) hide(n *yaml.Node) {
 	if !ok {
 		name = fmt.Sprintf("hidden%d", len(o.names)+1)
 		o.names[id] = name
+		if n.Kind == yaml.ScalarNode {
+			o.hidden = append(o.hidden, n.Value)
+		}
 	}
 	*n = yaml.Node{Kind: yaml.ScalarNode, Value: name}
 }
