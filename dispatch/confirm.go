@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"waybill/internal/control"
 	"waybill/outcome"
 	"waybill/routes"
 )
@@ -153,10 +154,12 @@ func judgeCommand(c *routes.Confirm, t toldBy, late bool) Resolution {
 	switch verdict := c.Judge(*t.exit, t.stdout); {
 	case verdict > 0:
 		res.Facts, res.Rule = resolutionFacts(outcome.Committed), "committed_when"
-	case verdict < 0 && !late:
+	case verdict < 0 && !late && !control.Off("I8-not-yet-proves-nothing"):
 		res.Rule, res.Reason = "rejected_when", "not_visible_yet"
 	case verdict < 0:
 		res.Facts, res.Rule = resolutionFacts(outcome.Rejected), "rejected_when"
+	case control.Off("I8-rules-alone-decide") && *t.exit == 0:
+		res.Facts = resolutionFacts(outcome.Committed)
 	default:
 		res.Reason = "no_rule"
 	}

@@ -593,7 +593,9 @@ func (s *resultSink) beginExec() {
 	a := s.a
 	s.startPump()
 	f := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.FetchResult}
-	reply := &Reply{ID: a.id, Record: a.begun(f), ContentLength: -1, Streamed: true, Body: &streamBody{s: s.st, ctx: a.caller}, HandedOver: a.streamHandedOver, Final: a.final}
+	body := (&streamBody{s: s.st, ctx: a.caller}).bounded(a.waits)
+	reply := &Reply{ID: a.id, Record: a.begun(f), ContentLength: -1, Streamed: true, Body: body, HandedOver: a.streamHandedOver, Final: a.final,
+		WaitOver: func() *Reply { return a.leave(context.Background()) }}
 	if left := a.publish(reply); left {
 		a.mu.Lock()
 		a.undelivered = true

@@ -208,6 +208,7 @@ type action struct {
 	interims chan interim
 
 	caller context.Context //nolint:containedctx // the caller's own, for a streamed answer
+	waits  time.Time       // until then; zero: as long as the route allows
 
 	mu          sync.Mutex
 	left        bool // the caller does not wait any more
@@ -291,6 +292,7 @@ func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, s.Wait)
 		defer cancel()
+		a.waits, _ = ctx.Deadline()
 	}
 	conn, r := a.connect(ctx)
 	if r != nil {

@@ -204,3 +204,40 @@ func FuzzMarkJSON(f *testing.F) {
 		}
 	})
 }
+
+// What a confirming command tells: only its complete end, only by the rules, and that
+// nothing shows only when it would show by now. Everything else leaves the command unknown
+// (CONTRACT I8, K6).
+func TestConfirmingCommand(t *testing.T) {
+	contract.Covers(t, "I8", "K6")
+	exit := func(n int) *int { return &n }
+	rules := &routes.Confirm{CommittedWhen: &routes.Verdict{ExitStatus: []int{0}, Stdout: "^done "}, RejectedWhen: &routes.Verdict{ExitStatus: []int{0, 1}, Stdout: "^gone"}}
+	both := &routes.Confirm{CommittedWhen: &routes.Verdict{ExitStatus: []int{0}}, RejectedWhen: &routes.Verdict{Stdout: "x"}}
+	for _, tc := range []struct {
+		name         string
+		rules        *routes.Confirm
+		exit         *int
+		stdout       string
+		late         bool
+		outcome      outcome.Outcome
+		rule, reason string
+	}{
+		{"done", rules, exit(0), "done act_1", false, outcome.Committed, "committed_when", ""},
+		{"gone", rules, exit(1), "gone", true, outcome.Rejected, "rejected_when", ""},
+		{"gone, too early", rules, exit(1), "gone", false, outcome.Unknown, "rejected_when", "not_visible_yet"},
+		{"silence", rules, exit(0), "", true, outcome.Unknown, "", "no_rule"},
+		{"another exit status", rules, exit(2), "done act_1", true, outcome.Unknown, "", "no_rule"},
+		{"other words", rules, exit(0), "it is done", true, outcome.Unknown, "", "no_rule"},
+		{"both rules", both, exit(0), "x", true, outcome.Unknown, "", "no_rule"},
+		{"no exit status", rules, nil, "done act_1", true, outcome.Unknown, "", "remote_result_incomplete"},
+	} {
+		told := toldBy{answered: answered{reason: ""}, exit: tc.exit, stdout: []byte(tc.stdout)}
+		if tc.exit == nil {
+			told.reason = tc.reason
+		}
+		res := judgeCommand(tc.rules, told, tc.late)
+		if res.Outcome != tc.outcome || res.Rule != tc.rule || res.Reason != tc.reason || res.Source != outcome.RemoteQuery {
+			t.Errorf("%s: %+v", tc.name, res)
+		}
+	}
+}

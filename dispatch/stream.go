@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"time"
 
 	"waybill/internal/control"
 	"waybill/outcome"
@@ -146,11 +147,35 @@ type streamBody struct {
 	// trailer is the reply's, nil where there is none. It belongs to whoever reads: the
 	// front looks at it while the answer still arrives.
 	trailer http.Header
+	// until is when the reader waits no longer, zero: it has no such time; see bounded.
+	until  time.Time
+	cancel context.CancelFunc
+}
+
+// ErrWaitOver is returned by a streamed body when the time is over that its caller wanted
+// to wait; the attempt goes on (F5), and Reply.WaitOver is the answer to it.
+var ErrWaitOver = errors.New("dispatch: the caller waits no longer")
+
+// bounded makes the body of a caller that wants to wait until then.
+func (b *streamBody) bounded(until time.Time) *streamBody {
+	if !until.IsZero() {
+		b.until = until
+		b.ctx, b.cancel = context.WithDeadline(b.ctx, until)
+	}
+	return b
 }
 
 func (b *streamBody) Read(p []byte) (int, error) {
 	for len(b.chunk) == 0 {
 		data, err := b.s.next(b.ctx, b.i)
+		if err != nil && !b.until.IsZero() && errors.Is(context.Cause(b.ctx), context.DeadlineExceeded) {
+			if b.s.a.waitOver() {
+				return 0, ErrWaitOver
+			}
+			// It has ended: what is left is there, or will be at once.
+			b.ctx, b.until = b.s.a.caller, time.Time{}
+			continue
+		}
 		if errors.Is(err, io.EOF) && b.trailer != nil {
 			maps.Copy(b.trailer, b.s.ending())
 		}
@@ -165,7 +190,24 @@ func (b *streamBody) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (b *streamBody) Close() error { return nil }
+func (b *streamBody) Close() error {
+	if b.cancel != nil {
+		b.cancel()
+	}
+	return nil
+}
+
+// waitOver records that the caller waits no longer, and reports whether the action was
+// still running.
+func (a *action) waitOver() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.settled {
+		return false
+	}
+	a.left, a.cause, a.undelivered = true, "CALLER_TIMEOUT", true
+	return true
+}
 
 // ending returns the trailer fields of a complete answer.
 func (s *stream) ending() http.Header {

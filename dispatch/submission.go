@@ -120,6 +120,9 @@ type Reply struct {
 	// Final waits for the ending of a command whose output is Streamed, and returns its
 	// reply; nil elsewhere.
 	Final func() *Reply
+	// WaitOver is the answer to a caller whose Body ended with ErrWaitOver; nil where it
+	// does not. HandedOver is called with nil then.
+	WaitOver func() *Reply
 }
 
 // TunnelDecision says what to do with a CONNECT.

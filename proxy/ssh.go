@@ -381,6 +381,11 @@ func (s *sshSession) exec(ctx context.Context, command string) {
 		return
 	}
 	err := s.relay(reply.Body)
+	if errors.Is(err, dispatch.ErrWaitOver) && reply.WaitOver != nil {
+		reply.HandedOver(nil)
+		_ = s.fail(reply.WaitOver().Envelope)
+		return
+	}
 	if err != nil && ctx.Err() != nil {
 		reply.HandedOver(err) // the caller is gone; the attempt is not
 		_ = s.ch.Close()
@@ -395,7 +400,7 @@ func (s *sshSession) exec(ctx context.Context, command string) {
 		return
 	}
 	if err == nil {
-		err = s.finish(&final.Record)
+		err = s.finish(reply.ID.String(), &final.Record)
 	} else {
 		_ = s.ch.Close()
 	}
@@ -422,17 +427,22 @@ func (w stderrWriter) Write(p []byte) (int, error) {
 // fail tells a failure: a first line with code and action, the envelope, and no exit
 // status, which every client turns into a failure of its own (CONTRACT L6).
 func (s *sshSession) fail(env *outcome.Envelope) error {
-	text := failureText(env)
-	s.outMu.Lock()
-	if s.midLine {
-		text = append([]byte("\n"), text...)
-	}
-	s.outMu.Unlock()
-	_, err := s.ch.Stderr().Write(text)
+	err := s.note(string(failureText(env)))
 	_ = s.ch.CloseWrite()
 	if cerr := s.ch.Close(); err == nil && !errors.Is(cerr, io.EOF) {
 		err = cerr
 	}
+	return err
+}
+
+// note writes lines of Waybill's own on standard error, the first at the beginning of one.
+func (s *sshSession) note(text string) error {
+	s.outMu.Lock()
+	if s.midLine {
+		text = "\n" + text
+	}
+	s.outMu.Unlock()
+	_, err := io.WriteString(s.ch.Stderr(), text)
 	return err
 }
 
@@ -458,13 +468,19 @@ func failureText(env *outcome.Envelope) []byte {
 	return b.Bytes()
 }
 
-// finish passes a complete ending on: exit status or signal, EOF, close.
-func (s *sshSession) finish(rec *dispatch.Record) error {
+// finish passes a complete ending on: exit status or signal, EOF, close. Where the status
+// counts although the output is not whole, standard error says so.
+func (s *sshSession) finish(id string, rec *dispatch.Record) error {
 	d := rec.Deciding()
 	if d == nil || d.Response == nil || d.Response.Exec == nil {
 		return s.ch.Close()
 	}
 	e := d.Response.Exec
+	if !e.OutputEnded || e.Truncated {
+		if err := s.note("waybill: " + id + ": the output above is incomplete; the exit status is the command's own\n"); err != nil {
+			return err
+		}
+	}
 	if err := s.ch.CloseWrite(); err != nil {
 		return err
 	}

@@ -86,8 +86,12 @@ No private key is used or needed: Waybill logs in with the route's key.`,
 			if err != nil {
 				return fail(exitFailure, "ssh-config: %w", err)
 			}
-			endpoint := a.sshEndpoint(cmd.Context(), addr)
-			block := sshConfig(exe, endpoint.addr, pattern, filepath.Join(sshFolder(data), proxy.SSHKnownHostsFile))
+			endpoint := a.sshEndpoint(cmd.Context(), addr, "")
+			how := "--fallback " // what "waybill run" or the caller's token says goes first
+			if addr != "" {
+				how = "--ssh "
+			}
+			block := sshConfig(exe, how+endpoint.addr, pattern, filepath.Join(sshFolder(data), proxy.SSHKnownHostsFile))
 			if asJSON {
 				return printJSON(a.stdout, struct {
 					KnownHosts string `json:"known_hosts"`
@@ -112,10 +116,10 @@ No private key is used or needed: Waybill logs in with the route's key.`,
 }
 
 // sshConfig is the block for OpenSSH.
-func sshConfig(exe, addr, pattern, known string) string {
+func sshConfig(exe, endpoint, pattern, known string) string {
 	quote := func(s string) string { return `"` + s + `"` }
 	// In ProxyCommand % begins a token, and a shell reads the line.
-	command := "'" + strings.ReplaceAll(strings.ReplaceAll(exe, "%", "%%"), "'", `'\''`) + "' connect --ssh " + addr + " %h %p"
+	command := "'" + strings.ReplaceAll(strings.ReplaceAll(exe, "%", "%%"), "'", `'\''`) + "' connect " + endpoint + " %h %p"
 	return "Host " + pattern + `
   ProxyCommand ` + command + `
   UserKnownHostsFile ` + quote(known) + `
@@ -139,10 +143,10 @@ type sshEndpoint struct {
 	auth string // of Proxy-Authorization; "": nothing
 }
 
-// sshEndpoint finds the endpoint: flag, WAYBILL_SSH, the running proxy, the
+// sshEndpoint finds the endpoint: flag, WAYBILL_SSH, fallback, the running proxy, the
 // configuration, the default. Credentials come from WAYBILL_SSH, else from the proxy
 // variables that "waybill run" sets.
-func (a *app) sshEndpoint(ctx context.Context, flag string) sshEndpoint {
+func (a *app) sshEndpoint(ctx context.Context, flag, fallback string) sshEndpoint {
 	var e sshEndpoint
 	for _, name := range []string{sshVariable, "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"} {
 		v := a.getenv(name)
@@ -167,6 +171,9 @@ func (a *app) sshEndpoint(ctx context.Context, flag string) sshEndpoint {
 	if flag != "" {
 		e.addr = flag
 	}
+	if e.addr == "" {
+		e.addr = fallback
+	}
 	if e.addr != "" {
 		return e
 	}
@@ -187,7 +194,7 @@ func (a *app) sshEndpoint(ctx context.Context, flag string) sshEndpoint {
 }
 
 func newConnect(a *app) *cobra.Command {
-	var addr string
+	var addr, fallback string
 	cmd := &cobra.Command{
 		Use:   "connect HOST PORT",
 		Short: "The ProxyCommand of an SSH client: a tunnel through the SSH endpoint",
@@ -206,10 +213,11 @@ A caller that has to authenticate puts its token into WAYBILL_SSH
 			if strings.ContainsAny(args[0], " \t\r\n/@") || args[0] == "" {
 				return fail(exitUsage, "connect: %q is no host", args[0])
 			}
-			return a.connect(cmd.Context(), a.sshEndpoint(cmd.Context(), addr), net.JoinHostPort(strings.Trim(args[0], "[]"), args[1]))
+			return a.connect(cmd.Context(), a.sshEndpoint(cmd.Context(), addr, fallback), net.JoinHostPort(strings.Trim(args[0], "[]"), args[1]))
 		},
 	}
 	cmd.Flags().StringVar(&addr, "ssh", "", "`address` of the SSH endpoint (default $"+sshVariable+", else that of the running proxy, else listen.ssh)")
+	cmd.Flags().StringVar(&fallback, "fallback", "", "`address` of the SSH endpoint where $"+sshVariable+" names none")
 	return cmd
 }
 

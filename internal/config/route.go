@@ -119,7 +119,9 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) (rt rout
 		}
 		return rt
 	}
+	jump := ""
 	if n, path, ok := o.get("ssh"); ok {
+		jump = jumpHost(n)
 		defer func() { rt.SSH = r.ssh(o, n, path, &rt, creds) }()
 	}
 	if n, path, ok := o.get("inject"); ok {
@@ -174,7 +176,7 @@ func (r *reader) route(o *object, creds *credentials, callers []Caller) (rt rout
 	}
 	rt.Dialect = dialects[o.enum("dialect", names...)]
 	if n, path, ok := o.get("upstream"); ok {
-		rt.Upstream = r.upstream(n, path, &rt, creds)
+		rt.Upstream = r.upstream(n, path, &rt, jump, creds)
 	}
 	if n, path, ok := o.get("limits"); ok {
 		rt.Limits = r.limits(n, path)
@@ -412,7 +414,7 @@ func (r *reader) routeCallers(o *object, callers []Caller) []string {
 	return list
 }
 
-func (r *reader) upstream(n *yaml.Node, path string, rt *routes.Route, creds *credentials) routes.Upstream {
+func (r *reader) upstream(n *yaml.Node, path string, rt *routes.Route, jump string, creds *credentials) routes.Upstream {
 	var u routes.Upstream
 	o := r.object(n, path, upstreamSchema)
 	if o == nil {
@@ -444,7 +446,7 @@ func (r *reader) upstream(n *yaml.Node, path string, rt *routes.Route, creds *cr
 		return "sha256:" + digits, "", ""
 	})
 	if n, path, ok := o.get("resolve"); ok {
-		u.Resolve = r.resolve(n, path, rt)
+		u.Resolve = r.resolve(n, path, rt, jump)
 	}
 	u.Proxy = r.upstreamProxy(o, &u, creds)
 	return u
@@ -491,7 +493,8 @@ func (r *reader) roots(n *yaml.Node, path, file string) []byte {
 	return out.Bytes()
 }
 
-func (r *reader) resolve(n *yaml.Node, path string, rt *routes.Route) map[string]string {
+// resolve reads the fixed addresses of the route's hosts, and of its jump host.
+func (r *reader) resolve(n *yaml.Node, path string, rt *routes.Route, jump string) map[string]string {
 	n, ok := r.deref(n, path)
 	if !ok {
 		return nil
@@ -509,7 +512,7 @@ func (r *reader) resolve(n *yaml.Node, path string, rt *routes.Route) map[string
 			r.fail(k, at, "is no host name", "write one exact host for each address")
 			return
 		}
-		if len(rt.Match.Hosts) > 0 && !rt.TakesHost(host) {
+		if len(rt.Match.Hosts) > 0 && !rt.TakesHost(host) && host != jump {
 			r.fail(k, at, "is a host that this route does not match", "correct the name, or add it to match")
 			return
 		}

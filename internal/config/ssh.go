@@ -247,6 +247,37 @@ func (r *reader) verdict(o *object, key string) *routes.Verdict {
 	return out
 }
 
+// jumpHost looks ahead for the jump host of an ssh block; "" where there is none. What is
+// wrong with it is told when the block is read.
+func jumpHost(n *yaml.Node) string {
+	for _, key := range []string{"jump", "host"} {
+		if n.Kind == yaml.AliasNode {
+			n = n.Alias
+		}
+		if n.Kind != yaml.MappingNode {
+			return ""
+		}
+		var next *yaml.Node
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i].Value == key {
+				next = n.Content[i+1]
+			}
+		}
+		if next == nil {
+			return ""
+		}
+		n = next
+	}
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	host, err := routes.ParseHostPattern(n.Value)
+	if err != nil {
+		return ""
+	}
+	return host
+}
+
 func (r *reader) jump(n *yaml.Node, path string, creds *credentials) *routes.Jump {
 	o := r.object(n, path, jumpSchema)
 	if o == nil {

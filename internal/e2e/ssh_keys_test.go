@@ -1,8 +1,11 @@
 package e2e
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/x509"
 	"encoding/pem"
 	"fmt"
 	"net"
@@ -17,9 +20,9 @@ import (
 	"waybill/internal/testkit"
 )
 
-// Where the key may come from: a file that a passphrase opens, an ssh-agent, and a key
-// with a user certificate. What cannot be used ends the command before it is dispatched
-// (CONTRACT C1).
+// Where the key may come from: a file in OpenSSH's form or PEM, one that a passphrase
+// opens, an ssh-agent, and a key with a user certificate. What cannot be used ends the
+// command before it is dispatched (CONTRACT C1).
 func TestSSHKeySources(t *testing.T) {
 	contract.Covers(t, "C1", "C2")
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -41,6 +44,34 @@ func TestSSHKeySources(t *testing.T) {
 	cert := &ssh.Certificate{Key: holder.PublicKey(), CertType: ssh.UserCert, ValidPrincipals: []string{"deploy"}, ValidBefore: ssh.CertTimeInfinity}
 	if err := cert.SignCert(rand.Reader, authority); err != nil {
 		t.Fatal(err)
+	}
+	// The same in PEM: PKCS #1, PKCS #8, encrypted as OpenSSL once did, and SEC 1.
+	curve, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sec1, err := x509.MarshalECPrivateKey(curve)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := x509.EncryptPEMBlock(rand.Reader, "RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(key), []byte(phrase), x509.PEMCipherAES128) //nolint:staticcheck // keys of that kind are about
+	if err != nil {
+		t.Fatal(err)
+	}
+	curveSigner, err := ssh.NewSignerFromKey(curve)
+	if err != nil {
+		t.Fatal(err)
+	}
+	curveCert := &ssh.Certificate{Key: curveSigner.PublicKey(), CertType: ssh.UserCert, ValidPrincipals: []string{"deploy"}, ValidBefore: ssh.CertTimeInfinity}
+	if err := curveCert.SignCert(rand.Reader, authority); err != nil {
+		t.Fatal(err)
+	}
+	text := func(kind string, der []byte) string {
+		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
 	}
 	ring := agent.NewKeyring()
 	if err := ring.Add(agent.AddedKey{PrivateKey: key}); err != nil {
@@ -70,15 +101,18 @@ func TestSSHKeySources(t *testing.T) {
 	}
 	s := newSSHRig(t, sshOptions{
 		box: testkit.SSHOptions{Authorized: signer.PublicKey(), Certificates: authority.PublicKey(), HostKeys: []ssh.Signer{host}},
-		top: "  locked: {from: {file: locked}}\n  phrase: {from: {file: phrase}}\n  wrong: {from: {file: wrong}}\n  holder: {from: {file: holder}}\n  cert: {from: {file: cert}}\n  foreign: {from: {file: foreign}}\n",
+		top: "  locked: {from: {file: locked}}\n  phrase: {from: {file: phrase}}\n  wrong: {from: {file: wrong}}\n  holder: {from: {file: holder}}\n  cert: {from: {file: cert}}\n  foreign: {from: {file: foreign}}\n  pkcs1: {from: {file: pkcs1}}\n  pkcs8: {from: {file: pkcs8}}\n  old: {from: {file: old}}\n  sec1: {from: {file: sec1}}\n  sec1-cert: {from: {file: sec1-cert}}\n",
 		more: route("opened", "credential: locked, passphrase: phrase") + route("shut", "credential: locked, passphrase: wrong") +
 			route("certified", "credential: holder, certificate: cert") + route("alien", "credential: foreign, certificate: cert") +
+			route("pkcs1", "credential: pkcs1") + route("pkcs8", "credential: pkcs8") + route("old", "credential: old, passphrase: phrase") + route("bare", "credential: old") +
+			route("sec1", "credential: sec1, certificate: sec1-cert") +
 			route("agent", fmt.Sprintf("agent: %s, agent_key: %q", socket, ssh.FingerprintSHA256(signer.PublicKey()))) +
 			route("missing", fmt.Sprintf("agent: %s, agent_key: %q", socket, ssh.FingerprintSHA256(holder.PublicKey()))) +
 			route("away", fmt.Sprintf("agent: %s.gone, agent_key: %q", socket, ssh.FingerprintSHA256(signer.PublicKey()))),
 	})
 	for name, text := range map[string]string{"locked": string(pem.EncodeToMemory(locked)), "phrase": phrase, "wrong": "other", "holder": string(private),
-		"foreign": string(s.key), "cert": string(ssh.MarshalAuthorizedKey(cert))} {
+		"foreign": string(s.key), "cert": string(ssh.MarshalAuthorizedKey(cert)), "pkcs1": text("RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(key)), "pkcs8": text("PRIVATE KEY", pkcs8),
+		"old": string(pem.EncodeToMemory(old)), "sec1": text("EC PRIVATE KEY", sec1), "sec1-cert": string(ssh.MarshalAuthorizedKey(curveCert))} {
 		s.write(name, text)
 	}
 	for _, tc := range []struct {
@@ -86,6 +120,11 @@ func TestSSHKeySources(t *testing.T) {
 	}{
 		{"opened", "remote_execution committed never", ssh.FingerprintSHA256(signer.PublicKey())},
 		{"agent", "remote_execution committed never", ssh.FingerprintSHA256(signer.PublicKey())},
+		{"pkcs1", "remote_execution committed never", ssh.FingerprintSHA256(signer.PublicKey())},
+		{"pkcs8", "remote_execution committed never", ssh.FingerprintSHA256(signer.PublicKey())},
+		{"old", "remote_execution committed never", ssh.FingerprintSHA256(signer.PublicKey())},
+		{"sec1", "remote_execution committed never", ssh.FingerprintSHA256(curveCert)},
+		{"bare", "credential_injection not_attempted after_correction CREDENTIAL_INVALID", ""},
 		{"certified", "remote_execution committed never", ssh.FingerprintSHA256(cert)},
 		{"shut", "credential_injection not_attempted after_correction CREDENTIAL_INVALID", ""},
 		{"alien", "credential_injection not_attempted after_correction CREDENTIAL_INVALID", ""},

@@ -45,7 +45,7 @@ type sshOptions struct {
 	real   bool
 	top    string // further top-level YAML
 	limits string // of the box's route
-	more   string // further keys of it, and routes; BOX is its address
+	more   string // further keys of it, and routes; BOX is its address, REAL and USER those of the real server
 	known  string // in place of the box's line
 	env    []string
 	files  map[string]string // beside the configuration
@@ -92,11 +92,11 @@ func newSSHRig(t testing.TB, o sshOptions) *sshRig {
         - {argv: [execrefused]}
     upstream: {resolve: {box.test: "%s"}}
     limits: %s
-%s`, s.box.Addr, o.limits, strings.ReplaceAll(o.more, "BOX", s.box.Addr))
+%s`, s.box.Addr, o.limits, o.more)
 	if o.real {
 		s.real = testkit.StartSSHD(t, s.signer.PublicKey())
 		s.user = s.real.User
-		known += s.real.KnownHosts("real.test", 22)
+		known += s.real.KnownHosts("*.real.test,real.test", 22)
 		routes += fmt.Sprintf(`  - name: real
     match: {host: real.test}
     ssh:
@@ -107,6 +107,10 @@ func newSSHRig(t testing.TB, o sshOptions) *sshRig {
       commands: [{regexp: "(?s).*"}]
     upstream: {resolve: {real.test: "%s"}}
 `, s.user, s.real.Addr)
+	}
+	routes = strings.ReplaceAll(routes, "BOX", s.box.Addr)
+	if s.real != nil {
+		routes = strings.NewReplacer("REAL", s.real.Addr, "USER", s.user).Replace(routes)
 	}
 	s.rig = newRig(t, testkit.NewCA(t), rigOptions{routes: routes, top: "  key: {from: {file: key}}\n" + o.top})
 	s.rig.env = o.env
@@ -220,7 +224,7 @@ func TestSSHOutcomes(t *testing.T) {
 		{"cut", 255, "remote_execution unknown reconcile REMOTE_RESULT_INCOMPLETE", "half", 1, ""},
 		{"status-cut", 255, "remote_execution unknown reconcile REMOTE_RESULT_INCOMPLETE", "half", 1, "0"},
 		{"exitnoclose", 255, "remote_execution unknown reconcile REMOTE_RESULT_INCOMPLETE", "made\n", 1, "0"},
-		{"exitnoclose authoritative", 0, "remote_execution committed never", "made\n", 1, "0"},
+		{"exitnoclose authoritative", 0, "remote_execution committed never", "made\n", 1, "0"}, // with a word on stderr
 		{"eofnoclose", 0, "remote_execution committed never", "made\n", 1, "0"},
 		{"cut-before-reply", 255, "remote_execution unknown reconcile REMOTE_OUTCOME_UNKNOWN", "", 1, ""},
 		{"hang", 255, "remote_execution unknown reconcile REMOTE_TIMEOUT", "started\n", 1, ""},
@@ -245,6 +249,9 @@ func TestSSHOutcomes(t *testing.T) {
 			}
 			if status != tc.status {
 				t.Errorf("evidence: exit_status %q", status)
+			}
+			if incomplete := strings.Contains(g.stderr, "waybill: "+v.InvocationID+": the output above is incomplete"); incomplete != strings.HasSuffix(tc.command, "authoritative") {
+				t.Errorf("incomplete output that counts is told: %v\n%s", incomplete, g.stderr)
 			}
 			if tc.code == 255 && v.Code != "REMOTE_ERROR" {
 				line, rest, _ := strings.Cut(g.stderr, "\n")
@@ -531,15 +538,17 @@ func TestSSHRealClients(t *testing.T) {
 	testkit.RequireFound(t, canary, testkit.In(filepath.Join(s.dir, "key")))
 }
 
-// Many commands at once share connections, as many as the server's session limit asks for.
+// Many commands at once share connections, as many as the server's session limit asks
+// for, and no more than it lets log in at a time: by the API, and by real clients.
 func TestSSHParallel(t *testing.T) {
 	contract.Covers(t, "J1", "E6")
 	s := newSSHRig(t, sshOptions{real: true})
-	n := 40
+	n, clients := 40, 10
 	if long() {
-		n = 200
+		n, clients = 200, 200
 	}
 	var wg sync.WaitGroup
+	begin := time.Now()
 	for i := range n {
 		wg.Go(func() {
 			status, body := s.post(map[string]any{"target": "real.test:22", "user": s.user, "argv": []string{"echo", fmt.Sprint("number ", i)}}, "")
@@ -549,9 +558,27 @@ func TestSSHParallel(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if all := s.actions(); len(all) != n {
+	t.Logf("%d commands at once by the API: %v", n, time.Since(begin))
+	begin = time.Now()
+	for i := range clients {
+		wg.Go(func() {
+			if g := s.sshRun("real.test", s.user, fmt.Sprintf("echo client %d; exit %d", i, i%200)); g.code != i%200 || g.stdout != fmt.Sprintf("client %d\n", i) {
+				t.Errorf("%+v", g)
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d ssh clients at once: %v", clients, time.Since(begin))
+	all := s.actions()
+	if len(all) != n+clients {
 		t.Errorf("%d actions", len(all))
 	}
+	for _, v := range all {
+		if v.Outcome != "committed" {
+			t.Errorf("%q", facts(v))
+		}
+	}
+	s.verify()
 }
 
 // post sends POST /v1/ssh/exec.

@@ -57,6 +57,8 @@ func StartSSHD(t testing.TB, authorized ssh.PublicKey) *SSHD {
 			t.Fatal(err)
 		}
 	}
+	// bash reads the user's .bashrc when sshd starts it, unless a shell started it: what is
+	// in there is no part of a test.
 	conf := write("sshd_config", fmt.Appendf(nil, `Port %d
 ListenAddress 127.0.0.1
 HostKey %s
@@ -67,7 +69,7 @@ PidFile none
 PasswordAuthentication no
 PermitRootLogin prohibit-password
 AcceptEnv LANG WAYBILL_ACTION_ID GIT_PROTOCOL
-MaxStartups 100
+SetEnv SHLVL=1
 Subsystem sftp internal-sftp
 LogLevel VERBOSE
 `, s.Port, host, keys))
