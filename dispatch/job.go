@@ -38,6 +38,9 @@ func (a *action) acceptJob(end *Ending, sink *resultSink, facts outcome.Facts) *
 		}
 		return *doc
 	}
+	if len(c.AcceptedWhen) > 0 && !routes.AnyHolds(c.AcceptedWhen, end.Status, body()) {
+		return nil // complete as it is
+	}
 	resource, why := a.statusResource(c, end, sink, body)
 	if c.JobID != "" {
 		job.ID, _ = jsonText(body(), c.JobID)
@@ -207,6 +210,11 @@ func (p *Pipeline) poll(ctx context.Context, rec Record) (Record, error) {
 		Caller: Caller{ID: rec.Caller, Name: job.CallerName}, Method: http.MethodGet, Scheme: scheme, Authorities: Authorities{Host: rest[:at]},
 		RawPath: path, RawQuery: query, HasQuery: hasQuery, Header: http.Header{"Accept": {"application/json"}}, Protocol: "HTTP/1.1",
 		Internal: &Internal{Link: Link{Kind: LinkPoll, Of: rec.ID.String()}, From: job.From},
+	}
+	if strings.HasPrefix(job.Resource, job.From+"/") { // they are words to this service
+		for name, value := range c.Headers {
+			s.Header.Set(name, value)
+		}
 	}
 	ans := p.ask(ctx, s, route.Limits.Timeout)
 	if ans.notMade {

@@ -25,6 +25,9 @@ type CacheOptions struct {
 	Done func(ok bool)
 	// Retry is how long a failure is answered without asking again; 0: 1 s.
 	Retry time.Duration
+	// Forget, if set, is called when the source is to drop what it derived (Cached.Forget);
+	// it does not wait for a fetch that runs.
+	Forget func()
 }
 
 // Cached is a source that asks another one as seldom as it may: one fetch at a time
@@ -44,6 +47,7 @@ type Cached struct {
 	doubt  time.Time // when a value was dropped because of a doubt
 	failed error
 	until  time.Time // the failure is answered until then
+	age    int       // counts Forget: what a fetch brings that began before it is not held
 }
 
 type flight struct {
@@ -112,6 +116,7 @@ func (c *Cached) start() *flight {
 	if !control.Off("C1-one-fetch-at-a-time") {
 		c.flight = f
 	}
+	age := c.age
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), c.o.Timeout)
 		defer cancel()
@@ -124,6 +129,12 @@ func (c *Cached) start() *flight {
 		defer c.mu.Unlock()
 		if err == nil && !m.Expires.IsZero() && !m.Expires.After(now) {
 			err = &Error{Code: outcome.CodeCredentialUnavailable, Reason: ReasonExpired, Kind: c.kind}
+		}
+		if age != c.age {
+			// What it was made of was taken away meanwhile: who waits gets it, nobody later.
+			f.m, f.err = m, err
+			close(f.done)
+			return
 		}
 		if err != nil {
 			c.failed, c.until = err, now.Add(c.o.Retry)
@@ -158,6 +169,18 @@ func (c *Cached) guarded(ctx context.Context) (m Material, err error) {
 		return Material{}, err
 	}
 	return m, nil
+}
+
+// Forget implements Forgetter. A fetch that runs goes on for those who wait for it.
+func (c *Cached) Forget() {
+	c.mu.Lock()
+	c.age++
+	c.drop()
+	c.failed, c.flight, c.doubt = nil, nil, time.Time{}
+	c.mu.Unlock()
+	if c.o.Forget != nil {
+		c.o.Forget()
+	}
 }
 
 func (c *Cached) drop() {

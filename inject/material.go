@@ -44,6 +44,13 @@ type Renewable interface {
 	Suspect(issue string)
 }
 
+// Forgetter is a Source that holds what it fetched, or made of other secrets. After
+// Forget it holds nothing: the next Fetch asks anew.
+type Forgetter interface {
+	Source
+	Forget()
+}
+
 // ParseMaterial makes a Secret of text with several lines: PEM blocks, JSON. The
 // bytes stay as they are. It refuses nothing ("empty"), more than MaxSecretBytes
 // ("too_large") and bytes that are neither printable ASCII nor line ends or tabs.

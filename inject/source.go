@@ -8,10 +8,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"waybill/internal/killpoint"
 	"waybill/outcome"
 )
 
@@ -149,13 +151,16 @@ func (s *fileSource) Replace(_ context.Context, value []byte) error {
 
 // ReplaceFile writes a file of mode 0600 (or that of the file which is there) beside
 // path, syncs it, gives it the name path and syncs the folder: after a crash the one or
-// the other is there, whole. A symbolic link is followed.
+// the other is there, whole; what a crash left beside it is removed by the next call. A
+// symbolic link is followed.
 func ReplaceFile(path string, value []byte) (err error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
 	}
 	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, ".new-*") // mode 0600
+	prefix := "." + filepath.Base(path) + ".new-"
+	left, _ := os.ReadDir(dir)
+	f, err := os.CreateTemp(dir, prefix+"*") // mode 0600
 	if err != nil {
 		return err
 	}
@@ -179,8 +184,14 @@ func ReplaceFile(path string, value []byte) (err error) {
 	if err := f.Close(); err != nil {
 		return err
 	}
+	killpoint.At("secret-written")
 	if err := os.Rename(f.Name(), path); err != nil {
 		return err
+	}
+	for _, e := range left {
+		if strings.HasPrefix(e.Name(), prefix) && e.Type().IsRegular() {
+			_ = os.Remove(filepath.Join(dir, e.Name()))
+		}
 	}
 	d, err := os.Open(dir)
 	if err != nil {

@@ -2,6 +2,7 @@ package inject
 
 import (
 	"encoding/json"
+	"slices"
 	"time"
 )
 
@@ -161,6 +162,11 @@ func (s *Spec) Inner() []*Spec {
 		add(s.GitHubApp.PrivateKey)
 	}
 	return out
+}
+
+// NeedsVault reports whether the secret, or one that it is made of, is in Waybill's own vault.
+func (s *Spec) NeedsVault() bool {
+	return s.Kind == KindVault || slices.ContainsFunc(s.Inner(), (*Spec).NeedsVault)
 }
 
 // awsEnv are the variables that the AWS libraries log in with. The id is among them: half

@@ -276,6 +276,20 @@ func (s *Store) Suspect(id, issue string) {
 	}
 }
 
+// ForgetVault drops everything that is held of Waybill's own vault: values that were made
+// of its secrets, such as access tokens, and what other stores gave to a login that is kept
+// in it. It is called when the vault is locked. Actions that have their secret go on.
+func (s *Store) ForgetVault() {
+	if s == nil || control.Off("C1-lock-drops-what-was-made") {
+		return
+	}
+	for _, c := range s.byID {
+		if f, ok := c.Source.(Forgetter); ok && c.Spec != nil && c.Spec.NeedsVault() {
+			f.Forget()
+		}
+	}
+}
+
 // holdsSecret finds the mistake of writing the secret where its label belongs. A
 // short secret may be part of a label by chance; only the same text counts then.
 func holdsSecret(label string, secret []byte) bool {

@@ -20,6 +20,8 @@ type featureMetrics struct {
 	reconciliation *prometheus.CounterVec
 	jobs           prometheus.Gauge
 	limited        *prometheus.CounterVec
+	announcements  *prometheus.CounterVec
+	decisions      *prometheus.CounterVec
 
 	waitMu sync.Mutex
 	asked  map[int64]int // Unix second at which it was asked → approvals that wait
@@ -99,6 +101,50 @@ func Limits() []Limit {
 	return []Limit{LimitCallerRate, LimitCallerConcurrency, LimitRouteRate, LimitRouteConcurrency}
 }
 
+// Announcement is what became of telling the approvals' webhook of a waiting approval.
+type Announcement string
+
+// What becomes of announcements.
+const (
+	AnnounceDelivered Announcement = "delivered" // the endpoint answered 2xx
+	AnnounceFailed    Announcement = "failed"    // one try
+	AnnounceGivenUp   Announcement = "given_up"  // there will be no further try, though the approval waits
+)
+
+// Announcements returns everything that becomes of announcements.
+func Announcements() []Announcement {
+	return []Announcement{AnnounceDelivered, AnnounceFailed, AnnounceGivenUp}
+}
+
+// SignedDecision is how a message to the decisions' endpoint was answered (CONTRACT D4).
+type SignedDecision string
+
+// The answers. All but the first refused the message.
+const (
+	DecisionTaken        SignedDecision = "taken"
+	DecisionUnsigned     SignedDecision = "unsigned" // a field of the signature is missing
+	DecisionSignature    SignedDecision = "signature"
+	DecisionTimestamp    SignedDecision = "timestamp" // too far from this machine's clock
+	DecisionNoKey        SignedDecision = "no_key"    // the key cannot be used now
+	DecisionTooLarge     SignedDecision = "too_large"
+	DecisionBad          SignedDecision = "bad_decision"
+	DecisionReplayed     SignedDecision = "replayed"
+	DecisionTooMany      SignedDecision = "too_many"
+	DecisionNoApproval   SignedDecision = "no_approval"
+	DecisionClosed       SignedDecision = "closed"        // decided or expired already
+	DecisionOtherRequest SignedDecision = "other_request" // another fingerprint (D3)
+	DecisionUnusable     SignedDecision = "unusable"      // the configuration changed (D3)
+	DecisionNotRecorded  SignedDecision = "not_recorded"
+)
+
+// SignedDecisions returns every answer.
+func SignedDecisions() []SignedDecision {
+	return []SignedDecision{
+		DecisionTaken, DecisionUnsigned, DecisionSignature, DecisionTimestamp, DecisionNoKey, DecisionTooLarge, DecisionBad, DecisionReplayed, DecisionTooMany,
+		DecisionNoApproval, DecisionClosed, DecisionOtherRequest, DecisionUnusable, DecisionNotRecorded,
+	}
+}
+
 func (m *Metrics) newFeatures() {
 	m.approvals = m.counters("waybill_approvals_total", "Approvals that ended, by how.", "decision")
 	m.approvalWait = m.histogram("waybill_approval_wait_seconds", "Time from asking for an approval to its end, in seconds.", []float64{1, 5, 15, 60, 300, 900, 3600, 14400, 86400})
@@ -111,6 +157,14 @@ func (m *Metrics) newFeatures() {
 	m.reconciliation = m.counters("waybill_reconciliations_total", "Reconciling queries and polls that ended, by what they showed.", "route", "result")
 	m.jobs = m.gauge("waybill_async_jobs_open", "Asynchronous jobs that are followed and have not ended.")
 	m.limited = m.counters("waybill_limited_total", "Submissions that a limit refused.", "limit")
+	m.announcements = m.counters("waybill_approval_webhook_deliveries_total", "Messages to the approvals' webhook, by what became of them: delivered, a try that failed, or given up while the approval waits.", "delivery")
+	m.decisions = m.counters("waybill_approval_webhook_decisions_total", "Messages to the decisions' endpoint, by the answer: taken, or why it was refused.", "answer")
+	for _, a := range Announcements() {
+		m.announcements.WithLabelValues(string(a))
+	}
+	for _, d := range SignedDecisions() {
+		m.decisions.WithLabelValues(string(d))
+	}
 	for _, a := range Approvals() {
 		m.approvals.WithLabelValues(string(a))
 	}
@@ -202,6 +256,20 @@ func (m *Metrics) JobsOpen(delta int) {
 func (m *Metrics) Limited(l Limit) {
 	if m != nil {
 		m.limited.WithLabelValues(closed(string(l), Limits())).Inc()
+	}
+}
+
+// Announced counts what became of telling the approvals' webhook.
+func (m *Metrics) Announced(a Announcement) {
+	if m != nil {
+		m.announcements.WithLabelValues(closed(string(a), Announcements())).Inc()
+	}
+}
+
+// SignedDecision counts a message to the decisions' endpoint by its answer.
+func (m *Metrics) SignedDecision(d SignedDecision) {
+	if m != nil {
+		m.decisions.WithLabelValues(closed(string(d), SignedDecisions())).Inc()
 	}
 }
 

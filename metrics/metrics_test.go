@@ -75,6 +75,8 @@ func everything(m *Metrics, text string) {
 	m.Reconciled(text, Reconciliation(text))
 	m.JobsOpen(1)
 	m.Limited(Limit(text))
+	m.Announced(Announcement(text))
+	m.SignedDecision(SignedDecision(text))
 	m.Commit(time.Millisecond, time.Millisecond, 4, 3, 100)
 	m.Event(text)
 	m.AppendRefused(text)
@@ -187,6 +189,10 @@ func closedLabel(name, value string) bool {
 		return value == Other || slices.Contains(Budgets(), Budget(value))
 	case "limit":
 		return value == Other || slices.Contains(Limits(), Limit(value))
+	case "delivery":
+		return value == Other || slices.Contains(Announcements(), Announcement(value))
+	case "answer":
+		return value == Other || slices.Contains(SignedDecisions(), SignedDecision(value))
 	case "endpoint":
 		return value == Other || slices.Contains(Endpoints(), Endpoint(value))
 	case "result":
@@ -260,6 +266,7 @@ func TestHandlerServesEveryFamily(t *testing.T) {
 		`waybill_unrecorded_refusals_total{code="JOURNAL_UNAVAILABLE"} 1`, `waybill_build_info{goversion="go`, "process_open_fds", "go_goroutines",
 		`waybill_credential_expiry_timestamp_seconds{credential="r"} `, "waybill_journal_bytes 7", "waybill_journal_writable 1", `waybill_connections_open{kind="upstream_idle"} 3`,
 		`waybill_unresolved_actions{age="6h",route="r"} 1`, "waybill_approvals_waiting 2", `waybill_budget_exhausted_total{budget="other",route="r"} 1`,
+		`waybill_approval_webhook_deliveries_total{delivery="given_up"} 0`, `waybill_approval_webhook_decisions_total{answer="signature"} 0`,
 	} {
 		if !slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, line) }) {
 			t.Errorf("missing: %s", line)

@@ -17,6 +17,7 @@ import (
 
 	"waybill/dispatch"
 	"waybill/internal/control"
+	"waybill/metrics"
 )
 
 // The fields of a signed webhook, both ways (the Standard Webhooks form).
@@ -91,6 +92,8 @@ type Decisions struct {
 	Key    func() ([]byte, error)
 	Who    Approver
 	Logger *slog.Logger
+	// Metrics counts the answers; nil: nobody does.
+	Metrics *metrics.Metrics
 	// Now is the clock; nil: the system's.
 	Now func() time.Time
 
@@ -105,6 +108,7 @@ func (d *Decisions) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			remote = r.RemoteAddr
 		}
+		d.Metrics.SignedDecision(metrics.SignedDecision(problem))
 		d.Logger.Warn("decision refused", slog.String("problem", problem), slog.String("remote", remote))
 		answerJSON(w, status, decisionProblem{problem, message})
 	}
@@ -167,6 +171,11 @@ func (d *Decisions) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		d.Logger.Error("decision not recorded", slog.String("action", action.String()), slog.Any("err", err))
 		status, ans = http.StatusServiceUnavailable, DecisionAnswer{Problem: "not_recorded", Message: "The decision could not be recorded; send it again."}
 	}
+	answer := metrics.DecisionTaken
+	if status != http.StatusOK {
+		answer = metrics.SignedDecision(ans.Problem)
+	}
+	d.Metrics.SignedDecision(answer)
 	answerJSON(w, status, ans)
 }
 

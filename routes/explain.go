@@ -36,6 +36,9 @@ type Explanation struct {
 	Approval string `json:"approval,omitempty"`
 	// Resolve is the fixed address of the host, if the route gives one.
 	Resolve string `json:"resolve,omitempty"`
+	// Proxy is the upstream proxy of the route, "http://proxy.example:3128", without user
+	// and password.
+	Proxy string `json:"proxy,omitempty"`
 }
 
 // ExplainedHeader is one injection by name.
@@ -125,6 +128,9 @@ func (s *Snapshot) explain(method, rawURL string, caller *string) (Explanation, 
 		e.OnUnknown = "backoff"
 	}
 	e.Resolve = r.Upstream.Resolve[dial.Host]
+	if r.Upstream.Proxy != nil {
+		e.Proxy = r.Upstream.Proxy.Origin()
+	}
 	for i := range r.Inject {
 		in := &r.Inject[i]
 		x := ExplainedHeader{Header: in.Place(), Template: in.Value, Credential: in.Credential}
@@ -203,6 +209,7 @@ func (e Explanation) WriteText(w io.Writer) error {
 	line("approval", e.Approval)
 	line("callers", strings.Join(e.Callers, ", "))
 	line("resolve", e.Resolve)
+	line("proxy", e.Proxy)
 	line("snapshot", e.Snapshot)
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -40,6 +40,12 @@ type Async struct {
 	From []string `json:",omitempty"`
 	// Get is a template of the status resource on the same origin, in place of From.
 	Get string `json:",omitempty"`
+	// AcceptedWhen are conditions of the accepting answer; empty: Status decides alone. It
+	// tells a job from an answer that is complete at once, where both have one status.
+	AcceptedWhen []Condition `json:",omitempty"`
+	// Headers are fixed request fields of a poll, such as the API's version. They hold no
+	// secret: credentials are injected by the route that takes the poll.
+	Headers map[string]string `json:",omitempty"`
 	// JobID is a path into the accepting body; "": the last segment of the status resource.
 	JobID string `json:",omitempty"`
 	// Conditions of a poll's complete answer. Without any, the answer decides by the
@@ -129,6 +135,8 @@ func (c *Contract) cloneFollowUp() {
 		if len(v.From) == 0 && v.Get == "" {
 			v.From = []string{FromAzure, FromOperationLocation, FromLocation}
 		}
+		v.Headers = maps.Clone(v.Headers)
+		v.AcceptedWhen = cloneConditions(v.AcceptedWhen)
 		v.PendingWhen, v.CommittedWhen, v.RejectedWhen = cloneConditions(v.PendingWhen), cloneConditions(v.CommittedWhen), cloneConditions(v.RejectedWhen)
 		or(&v.Every, DefaultPollEvery)
 		or(&v.MaxEvery, DefaultPollMaxEvery)
@@ -179,7 +187,7 @@ func (c *Contract) checkFollowUp() error {
 				return err
 			}
 		}
-		if err := checkConditions(a.PendingWhen, a.CommittedWhen, a.RejectedWhen); err != nil {
+		if err := checkConditions(a.AcceptedWhen, a.PendingWhen, a.CommittedWhen, a.RejectedWhen); err != nil {
 			return err
 		}
 		for _, p := range append([]string{a.JobID}, jsonSources(a.From)...) {

@@ -39,6 +39,7 @@ need promtool prometheus      # rules, alerts and the queries of the dashboard
 need systemd-analyze systemd  # reads and rates the unit
 need ip iproute2              # the namespace in which the sidecar's rules are tried
 need unshare util-linux
+need dbus-daemon dbus-daemon  # the bus of a keyring
 need nft nftables             # the owner-UID rules of the sidecar, in a network namespace
 if ! { command -v nc >/dev/null 2>&1 && nc -h 2>&1 | grep -q OpenBSD; }; then
   programs+=(nc)

@@ -147,7 +147,7 @@ func (a *app) environmentNames() []byte {
 	var names []string
 	for _, kv := range a.environ {
 		name, _, _ := strings.Cut(kv, "=")
-		if slices.Contains(ignoredVariables, name) || slices.Contains(replacingCA, name) || slices.Contains(addingCA, name) || slices.Contains(droppedProxy, name) ||
+		if ignored(name) || slices.Contains(replacingCA, name) || slices.Contains(addingCA, name) || slices.Contains(droppedProxy, name) ||
 			slices.Contains([]string{"GODEBUG", "GOMEMLIMIT", "GOMAXPROCS", "JAVA_TOOL_OPTIONS", "LD_PRELOAD", "NODE_USE_ENV_PROXY", "NODE_OPTIONS", "WAYBILL_CONFIG", "WAYBILL_DATA", "WAYBILL_SESSION", "XDG_STATE_HOME"}, name) {
 			names = append(names, name)
 		}

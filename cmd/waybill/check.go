@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"github.com/spf13/cobra"
 
@@ -33,6 +34,14 @@ type checkDocument struct {
 	Routes   int              `json:"routes"`
 	// Presets are the routes that come from a preset, and what the file changed of them.
 	Presets []usedPreset `json:"presets,omitempty"`
+	// Proxies are the routes that go through an upstream proxy.
+	Proxies []usedProxy `json:"proxies,omitempty"`
+}
+
+// usedProxy is a route and its upstream proxy, without user and password.
+type usedProxy struct {
+	Route string `json:"route"`
+	Proxy string `json:"proxy"`
 }
 
 func newCheck(a *app) *cobra.Command {
@@ -50,6 +59,9 @@ the configuration would be refused.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path := a.configPath()
+			if fetch {
+				ignoreEnvironment(slog.New(slog.DiscardHandler)) // as the proxy does
+			}
 			doc := checkDocument{File: path, Errors: []checkedProblem{}, Warnings: []checkedProblem{}}
 			own, err := a.vaultForCheck(fetch)
 			if err != nil {
@@ -68,6 +80,11 @@ the configuration would be refused.`,
 			default:
 				doc.OK, doc.Snapshot, doc.Routes = true, cfg.snapshot.Digest(), len(cfg.snapshot.Routes())
 				doc.Presets = cfg.presetsInUse()
+				for _, r := range cfg.snapshot.Routes() {
+					if p := r.Upstream.Proxy; p != nil {
+						doc.Proxies = append(doc.Proxies, usedProxy{r.Name, p.Origin()})
+					}
+				}
 				found := checkSecrets(cmd.Context(), path, cfg, fetch)
 				if fetch {
 					problems = append(problems, found...)
@@ -149,6 +166,11 @@ func (a *app) printCheck(doc checkDocument, problems, warnings []config.Problem,
 		if doc.OK {
 			for i := range doc.Presets {
 				if _, err := fmt.Fprintf(a.stdout, "route %s: from %s\n", doc.Presets[i].Route, presetLine(&doc.Presets[i].PresetUse)); err != nil {
+					return err
+				}
+			}
+			for _, u := range doc.Proxies {
+				if _, err := fmt.Fprintf(a.stdout, "route %s: through %s\n", u.Route, u.Proxy); err != nil {
 					return err
 				}
 			}

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -29,19 +30,30 @@ func checkDebugSettings(godebug string) error {
 // trust (case CL-01): the container's HTTPS_PROXY is often Waybill itself.
 var ignoredVariables = []string{
 	"HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy",
-	"SSL_CERT_FILE", "SSL_CERT_DIR",
+	"SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_CA_BUNDLE",
+}
+
+// ignored reports whether a variable is one of those; the endpoints of AWS's services have
+// a variable each.
+func ignored(name string) bool {
+	return slices.Contains(ignoredVariables, name) || strings.HasPrefix(name, "AWS_ENDPOINT_URL")
 }
 
 // ignoreEnvironment takes them out of this process's environment, before any
 // library reads them. A child of "run" gets its own.
 func ignoreEnvironment(l *slog.Logger) {
 	var found []string
-	for _, name := range ignoredVariables {
-		if os.Getenv(name) != "" {
+	for _, kv := range os.Environ() {
+		name, value, _ := strings.Cut(kv, "=")
+		if !ignored(name) {
+			continue
+		}
+		if value != "" {
 			found = append(found, name)
 		}
 		_ = os.Unsetenv(name)
 	}
+	slices.Sort(found)
 	if len(found) > 0 {
 		l.Info("variables of the environment are ignored; the configuration decides", slog.Any("variables", found))
 	}

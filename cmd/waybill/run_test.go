@@ -72,7 +72,7 @@ default: deny
 %s`, runHost, filepath.Join(b.dir, "upstream.pem"), runHost, b.server.Listener.Addr(), extra))
 	b.env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
-		return slices.Contains(ignoredVariables, name) || strings.HasPrefix(name, "WAYBILL_") || slices.Contains(replacingCA, name) || slices.Contains(addingCA, name)
+		return ignored(name) || strings.HasPrefix(name, "WAYBILL_") || slices.Contains(replacingCA, name) || slices.Contains(addingCA, name)
 	}), "HOME="+b.dir, "WAYBILL_DATA="+filepath.Join(b.dir, "data"), "WAYBILL_CONFIG="+filepath.Join(b.dir, "waybill.yaml"), "RUN_TEST_SECRET="+runSecret, "GIT_TERMINAL_PROMPT=0")
 	return b
 }

@@ -331,7 +331,7 @@ func (s *server) listen(ctx context.Context, opts serverOptions, cfg *loadedConf
 	}
 
 	s.admin = s.front.AdminServer()
-	s.admin.Handler = vaultAdmin(s.vault, s.metrics, s.log, s.admin.Handler)
+	s.admin.Handler = vaultAdmin(s.vault, func() { s.pipeline.Binding().Credentials.ForgetVault() }, s.metrics, s.log, s.admin.Handler)
 	s.admin.Handler = journalAdmin(s.journal, s.log, s.admin.Handler)
 	if metricsAddr != listenNothing {
 		l, err := listenTCP("--metrics", metricsAddr)

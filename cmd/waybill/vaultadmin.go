@@ -31,8 +31,9 @@ type unlockRequest struct {
 	Identity   string `json:"identity,omitempty"` // path of an identity file
 }
 
-// vaultAdmin serves the vault of a running proxy on the admin socket.
-func vaultAdmin(v *vault.Vault, m *metrics.Metrics, log *slog.Logger, next http.Handler) http.Handler {
+// vaultAdmin serves the vault of a running proxy on the admin socket. forget drops what
+// was made of its secrets.
+func vaultAdmin(v *vault.Vault, forget func(), m *metrics.Metrics, log *slog.Logger, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rest, ours := strings.CutPrefix(r.URL.Path, pathVault)
 		if !ours || rest != "" && rest[0] != '/' || !ownHost(r) || r.Header.Get("Origin") != "" {
@@ -52,9 +53,13 @@ func vaultAdmin(v *vault.Vault, m *metrics.Metrics, log *slog.Logger, next http.
 				break
 			}
 			err = v.Unlock(in.Passphrase, in.Identity)
+			if err == nil {
+				forget() // of failures, too: the next request asks
+			}
 			log.Info("vault unlock", slog.Bool("unlocked", err == nil))
 		case rest == "/lock" && r.Method == http.MethodPost:
 			v.Lock()
+			forget()
 			log.Info("vault locked")
 		case secret && r.Method == http.MethodPut:
 			var value []byte

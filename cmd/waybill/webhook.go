@@ -17,6 +17,7 @@ import (
 	"waybill/dispatch"
 	"waybill/inject"
 	"waybill/internal/config"
+	"waybill/metrics"
 	"waybill/proxy"
 )
 
@@ -35,6 +36,7 @@ type notifier struct {
 	key     func() ([]byte, error)
 	client  *http.Client
 	log     *slog.Logger
+	metrics *metrics.Metrics
 	slots   chan struct{}
 	stop    context.Context //nolint:containedctx // the life of the process, not of a call
 	pending func(id string) bool
@@ -73,7 +75,7 @@ func (s *server) newNotifier(cfg config.Approvals) (*notifier, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.closers = append(s.closers, func() error { cancel(); return nil })
 	s.stopNotify = cancel
-	return &notifier{cfg: cfg, key: s.webhookKey(cfg.NotifyKey), client: client, log: s.log, slots: make(chan struct{}, maxNotifying), stop: ctx, pending: s.stillPending, pause: sleep}, nil
+	return &notifier{cfg: cfg, key: s.webhookKey(cfg.NotifyKey), client: client, log: s.log, metrics: s.metrics, slots: make(chan struct{}, maxNotifying), stop: ctx, pending: s.stillPending, pause: sleep}, nil
 }
 
 func (s *server) stillPending(id string) bool {
@@ -91,6 +93,7 @@ func (n *notifier) tell(v dispatch.ApprovalView) {
 	case n.slots <- struct{}{}:
 		defer func() { <-n.slots }()
 	default:
+		n.metrics.Announced(metrics.AnnounceGivenUp)
 		n.log.Warn("approval not announced: too many announcements wait", slog.String("action", v.InvocationID))
 		return
 	}
@@ -101,11 +104,16 @@ func (n *notifier) tell(v dispatch.ApprovalView) {
 	for try := 1; ; try++ {
 		err := n.send(id, v)
 		if err == nil {
+			n.metrics.Announced(metrics.AnnounceDelivered)
 			n.log.Info("approval announced", slog.String("action", v.InvocationID), slog.Int("tries", try))
 			return
 		}
+		n.metrics.Announced(metrics.AnnounceFailed)
 		last := try == notifyTries || n.stop.Err() != nil || time.Now().Add(wait).After(v.ExpiresAt)
 		n.log.Warn("approval not announced", slog.String("action", v.InvocationID), slog.Int("try", try), slog.Bool("last", last), slog.String("error", err.Error()))
+		if last {
+			n.metrics.Announced(metrics.AnnounceGivenUp)
+		}
 		if last || !n.pause(n.stop, wait+rand.N(wait/2)) || !n.pending(v.InvocationID) {
 			return
 		}
@@ -184,7 +192,7 @@ func (s *server) listenDecisions(cfg config.Approvals) error {
 	}
 	s.closers = append(s.closers, l.Close)
 	s.decisions = s.front.AdminServer() // for its log and time-outs
-	s.decisions.Handler = &proxy.Decisions{Key: s.webhookKey(cfg.DecisionKey), Who: s.pipeline, Logger: s.log}
+	s.decisions.Handler = &proxy.Decisions{Key: s.webhookKey(cfg.DecisionKey), Who: s.pipeline, Logger: s.log, Metrics: s.metrics}
 	s.decisions.ReadTimeout, s.decisions.WriteTimeout = 30*time.Second, time.Minute
 	s.log.Info("decisions are taken", slog.String("address", l.Addr().String()))
 	s.serve("decisions", func() error { return s.decisions.Serve(l) })

@@ -8,6 +8,7 @@ import (
 	"net/http"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/secretsmanager"
 	"github.com/aws/smithy-go"
@@ -28,11 +29,17 @@ func Source(spec inject.AWSSpec, o inject.CacheOptions) *inject.Cached {
 }
 
 func fetch(ctx context.Context, spec inject.AWSSpec) (inject.Material, error) {
-	cfg, err := config.LoadDefaultConfig(ctx, config.WithRegion(spec.Region), config.WithRetryMaxAttempts(2))
+	// A client of our own: no proxy of the environment. A ca_bundle of the shared files is
+	// added to it.
+	hc := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) { t.Proxy = nil })
+	cfg, err := config.LoadDefaultConfig(ctx, config.WithHTTPClient(hc), config.WithRegion(spec.Region), config.WithRetryMaxAttempts(2))
 	if err != nil {
 		return inject.Material{}, inject.NewError(outcome.CodeCredentialInvalid, inject.ReasonMalformed, nil)
 	}
 	c := secretsmanager.NewFromConfig(cfg, func(o *secretsmanager.Options) {
+		// Where secrets are asked for is in Waybill's configuration, and nowhere else: no
+		// endpoint_url of the environment or of a shared file (CONTRACT V2).
+		o.BaseEndpoint = nil
 		if spec.Endpoint != "" {
 			o.BaseEndpoint = aws.String(spec.Endpoint)
 		}

@@ -1,7 +1,6 @@
 package awssm
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,11 +12,10 @@ import (
 
 	"waybill/inject"
 	"waybill/internal/contract"
+	"waybill/internal/testkit"
 	"waybill/outcome"
 )
 
-// The server speaks as much of the JSON protocol of AWS Secrets Manager as is used here,
-// written from its documentation.
 func TestSecretsManager(t *testing.T) {
 	contract.Covers(t, "C1", "C2")
 	t.Setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
@@ -25,38 +23,18 @@ func TestSecretsManager(t *testing.T) {
 	t.Setenv("AWS_CONFIG_FILE", "/nowhere")
 	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
 	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
-	status, kind, body := 200, "", ""
-	var asked map[string]string
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		b, _ := io.ReadAll(r.Body)
-		asked = nil
-		_ = json.Unmarshal(b, &asked)
-		if r.Header.Get("X-Amz-Target") != "secretsmanager.GetSecretValue" || !strings.Contains(r.Header.Get("Authorization"), "/eu-west-1/secretsmanager/aws4_request") {
-			w.WriteHeader(400)
-			return
-		}
-		if status == 0 {
-			time.Sleep(300 * time.Millisecond)
-			return
-		}
-		w.Header().Set("Content-Type", "application/x-amz-json-1.1")
-		if kind != "" {
-			w.Header().Set("X-Amzn-ErrorType", kind)
-		}
-		w.WriteHeader(status)
-		_, _ = io.WriteString(w, body)
-	}))
+	whole := `{"key":"CANARY-value"}`
+	store := &testkit.SecretsManager{Region: "eu-west-1", Secrets: map[string]string{"prod/api": whole}}
+	s := httptest.NewServer(store)
 	defer s.Close()
 	fetch := func(field string, timeout time.Duration) (inject.Material, error) {
 		return Source(inject.AWSSpec{Secret: "prod/api", Region: "eu-west-1", Field: field, Endpoint: s.URL, Stage: "AWSCURRENT"}, inject.CacheOptions{Timeout: timeout}).FetchRaw(t.Context())
 	}
-	whole := `{"ARN":"arn:x","Name":"prod/api","VersionId":"11111111-2222","SecretString":"{\"key\":\"CANARY-value\"}"}`
-	body = whole
 	m, err := fetch("key", 0)
-	if err != nil || string(m.Raw) != "CANARY-value" || m.Version != "v11111111-2222" || asked["SecretId"] != "prod/api" || asked["VersionStage"] != "AWSCURRENT" {
-		t.Fatalf("%v %s %v", err, m.Version, asked)
+	if err != nil || string(m.Raw) != "CANARY-value" || m.Version != "v11111111-2222" || store.Last()["SecretId"] != "prod/api" || store.Last()["VersionStage"] != "AWSCURRENT" {
+		t.Fatalf("%v %s %v", err, m.Version, store.Last())
 	}
-	if m, err = fetch("", 0); err != nil || string(m.Raw) != `{"key":"CANARY-value"}` {
+	if m, err = fetch("", 0); err != nil || string(m.Raw) != whole {
 		t.Errorf("whole: %v", err)
 	}
 	for name, tc := range map[string]struct {
@@ -66,14 +44,30 @@ func TestSecretsManager(t *testing.T) {
 		code       outcome.Code
 	}{
 		"missing":       {400, "ResourceNotFoundException", `{"message":"CANARY"}`, "", outcome.CodeCredentialMissing},
-		"missing field": {200, "", whole, "none", outcome.CodeCredentialMissing},
+		"missing field": {0, "", "", "none", outcome.CodeCredentialMissing},
 		"denied":        {400, "AccessDeniedException", `{"message":"CANARY"}`, "", outcome.CodeCredentialRefused},
 		"undecryptable": {400, "DecryptionFailure", `{"message":"CANARY"}`, "", outcome.CodeCredentialInvalid},
 		"malformed":     {200, "", `{"SecretString": CANARY`, "", outcome.CodeCredentialInvalid},
 		"down":          {500, "InternalServiceError", `{"message":"CANARY"}`, "", outcome.CodeCredentialUnavailable},
-		"hangs":         {0, "", "", "", outcome.CodeCredentialUnavailable},
+		"hangs":         {-1, "", "", "", outcome.CodeCredentialUnavailable},
 	} {
-		status, kind, body = tc.status, tc.kind, tc.body
+		store.Change(func() {
+			store.Broken = func(w http.ResponseWriter) bool {
+				switch tc.status {
+				case 0:
+					return false
+				case -1:
+					return testkit.Hang(300 * time.Millisecond)(w)
+				}
+				w.Header().Set("Content-Type", "application/x-amz-json-1.1")
+				if tc.kind != "" {
+					w.Header().Set("X-Amzn-ErrorType", tc.kind)
+				}
+				w.WriteHeader(tc.status)
+				_, _ = io.WriteString(w, tc.body)
+				return true
+			}
+		})
 		timeout := 5 * time.Second
 		if name == "hangs" {
 			timeout = 50 * time.Millisecond

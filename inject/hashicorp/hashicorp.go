@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/vault/api"
@@ -27,6 +28,7 @@ type Login struct{ Token, SecretID inject.Source }
 // Source returns the source of the secret that spec names.
 func Source(spec inject.HashicorpSpec, login Login, o inject.CacheOptions) *inject.Cached {
 	r := &reader{spec: spec, login: login}
+	o.Forget = r.forget
 	return inject.NewCached(inject.KindHashicorp, r.fetch, o)
 }
 
@@ -38,11 +40,30 @@ type reader struct {
 	client *api.Client
 	until  time.Time // of the client's token
 	lease  *api.Secret
+
+	forgotten atomic.Bool // the login is no good for the next fetch
+}
+
+// forget drops login and lease: at once, or if a fetch runs, before the next.
+func (r *reader) forget() {
+	r.forgotten.Store(true)
+	if r.mu.TryLock() {
+		r.heed()
+		r.mu.Unlock()
+	}
+}
+
+// heed does what forget asked for. r.mu is held.
+func (r *reader) heed() {
+	if r.forgotten.Swap(false) {
+		r.client, r.lease = nil, nil
+	}
 }
 
 func (r *reader) fetch(ctx context.Context) (inject.Material, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.heed()
 	m, err := r.once(ctx)
 	var answer *api.ResponseError
 	if errors.As(err, &answer) && answer.StatusCode == http.StatusForbidden && r.login.Token == nil && r.client != nil {

@@ -1,14 +1,12 @@
 package hashicorp
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,68 +16,23 @@ import (
 	"waybill/outcome"
 )
 
-// store speaks as much of the HTTP API of HashiCorp Vault and OpenBao as is used here,
-// written from its documentation: KV v2, dynamic secrets with leases, token, AppRole and
-// Kubernetes logins.
+// store is the protocol server of testkit with the canaries of this package.
 type store struct {
+	*testkit.VaultStore
 	*httptest.Server
-	mu      sync.Mutex
-	tokens  map[string]bool
-	logins  int
-	reads   int
-	renewed int
-	ttl     int
-	broken  func(w http.ResponseWriter) bool
 }
 
 func newStore(t *testing.T) *store {
 	t.Helper()
-	s := &store{tokens: map[string]bool{"CANARY-root": true}, ttl: 3600}
-	s.Server = httptest.NewServer(s)
+	s := &store{VaultStore: &testkit.VaultStore{
+		Token: "CANARY-root", RoleID: "role", SecretID: "CANARY-secret-id", Role: "waybill", JWT: "CANARY.jwt.x", Namespace: "team", TTL: 3600, Refusal: "CANARY",
+		Value: func(n int) string { return fmt.Sprintf("CANARY-value-%d", n) }, Lease: func(n int) string { return fmt.Sprintf("CANARY-db-%d", n) },
+	}}
+	s.Server = httptest.NewServer(s.VaultStore)
 	t.Cleanup(s.Close)
 	t.Setenv("VAULT_TOKEN", "CANARY-environment") // has no say
 	t.Setenv("VAULT_ADDR", "http://127.0.0.1:1")
 	return s
-}
-
-func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	body, _ := io.ReadAll(r.Body)
-	if s.broken != nil && s.broken(w) {
-		return
-	}
-	fail := func(status int) {
-		w.WriteHeader(status)
-		_, _ = io.WriteString(w, `{"errors":["CANARY"]}`)
-	}
-	var in map[string]any
-	_ = json.Unmarshal(body, &in)
-	switch path := r.URL.Path; {
-	case path == "/v1/auth/approle/login" && in["role_id"] == "role" && in["secret_id"] == "CANARY-secret-id",
-		path == "/v1/auth/k8s/login" && in["role"] == "waybill" && in["jwt"] == "CANARY.jwt.x":
-		s.logins++
-		token := fmt.Sprintf("CANARY-login-%d", s.logins)
-		s.tokens[token] = true
-		_, _ = fmt.Fprintf(w, `{"auth":{"client_token":%q,"lease_duration":%d,"renewable":true}}`, token, s.ttl)
-	case strings.Contains(path, "/login"):
-		fail(400)
-	case !s.tokens[r.Header.Get("X-Vault-Token")]:
-		fail(403)
-	case path == "/v1/secret/data/stripe" && r.Header.Get("X-Vault-Namespace") == "team":
-		s.reads++
-		_, _ = fmt.Fprintf(w, `{"data":{"data":{"key":"CANARY-value-%d","n":5},"metadata":{"version":%d,"created_time":"2026-11-30T12:00:00Z"}}}`, s.reads, 10+s.reads)
-	case path == "/v1/secret/data/forbidden":
-		fail(403)
-	case path == "/v1/database/creds/ro":
-		s.reads++
-		_, _ = fmt.Fprintf(w, `{"lease_id":"database/creds/ro/L%d","lease_duration":%d,"renewable":true,"data":{"username":"u","password":"CANARY-db-%d"}}`, s.reads, s.ttl, s.reads)
-	case path == "/v1/sys/leases/renew":
-		s.renewed++
-		_, _ = fmt.Fprintf(w, `{"lease_id":%q,"lease_duration":%d,"renewable":true}`, in["lease_id"], s.ttl)
-	default:
-		fail(404)
-	}
 }
 
 func file(t *testing.T, v string) inject.Source {
@@ -90,7 +43,7 @@ func file(t *testing.T, v string) inject.Source {
 func TestLoginsAndReads(t *testing.T) {
 	contract.Covers(t, "C1", "C2")
 	s := newStore(t)
-	kv := inject.HashicorpSpec{Address: s.URL, Namespace: "team", Mount: "secret", Path: "stripe", Field: "key"}
+	kv := inject.HashicorpSpec{Address: s.URL, Namespace: "team", Mount: "secret", Path: "api", Field: "key"}
 	for i, tc := range []struct {
 		change func(*inject.HashicorpSpec)
 		login  Login
@@ -114,12 +67,10 @@ func TestLoginsAndReads(t *testing.T) {
 	if _, err := r.fetch(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.mu.Lock()
-	s.tokens = map[string]bool{}
-	before := s.logins
-	s.mu.Unlock()
-	if _, err := r.fetch(t.Context()); err != nil || s.logins != before+1 {
-		t.Errorf("%v, %d logins", err, s.logins-before)
+	before := s.Logins
+	s.Change(s.Revoke)
+	if _, err := r.fetch(t.Context()); err != nil || s.Logins != before+1 {
+		t.Errorf("%v, %d logins", err, s.Logins-before)
 	}
 }
 
@@ -133,12 +84,10 @@ func TestLeases(t *testing.T) {
 		ttl     int
 		renewed int
 	}{{"CANARY-db-1", 3600, 0}, {"CANARY-db-1", 3600, 1}, {"CANARY-db-2", 60, 2}, {"CANARY-db-2", 60, 3}} {
-		s.mu.Lock()
-		s.ttl = want.ttl
-		s.mu.Unlock()
+		s.Change(func() { s.TTL = want.ttl })
 		m, err := r.fetch(t.Context())
-		if err != nil || string(m.Raw) != want.value || s.renewed != want.renewed || time.Until(m.Expires) > time.Duration(want.ttl)*time.Second || m.Version != "lease:L"+want.value[len(want.value)-1:] {
-			t.Errorf("%d: %v %d %s", i, err, s.renewed, m.Version)
+		if err != nil || string(m.Raw) != want.value || s.Renewed != want.renewed || time.Until(m.Expires) > time.Duration(want.ttl)*time.Second || m.Version != "lease:L"+want.value[len(want.value)-1:] {
+			t.Errorf("%d: %v %d %s", i, err, s.Renewed, m.Version)
 		}
 	}
 }
@@ -159,21 +108,21 @@ func TestFailures(t *testing.T) {
 		code               outcome.Code
 	}{
 		"missing":       {path: "none", token: "CANARY-root", code: outcome.CodeCredentialMissing},
-		"missing field": {path: "stripe", field: "none", token: "CANARY-root", code: outcome.CodeCredentialMissing},
+		"missing field": {path: "api", field: "none", token: "CANARY-root", code: outcome.CodeCredentialMissing},
 		"denied":        {path: "forbidden", token: "CANARY-root", code: outcome.CodeCredentialRefused},
-		"wrong token":   {path: "stripe", token: "CANARY-wrong", code: outcome.CodeCredentialRefused},
-		"sealed":        {path: "stripe", token: "CANARY-root", broken: answer(503, `{"errors":["Vault is sealed CANARY"]}`), code: outcome.CodeCredentialUnavailable},
-		"malformed":     {path: "stripe", token: "CANARY-root", broken: answer(200, `{"data": CANARY`), code: outcome.CodeCredentialInvalid},
-		"unreachable":   {path: "stripe", token: "CANARY-root", down: true, code: outcome.CodeCredentialUnavailable},
-		"redirect": {path: "stripe", token: "CANARY-root", broken: func(w http.ResponseWriter) bool {
+		"wrong token":   {path: "api", token: "CANARY-wrong", code: outcome.CodeCredentialRefused},
+		"sealed":        {path: "api", token: "CANARY-root", broken: answer(503, `{"errors":["Vault is sealed CANARY"]}`), code: outcome.CodeCredentialUnavailable},
+		"malformed":     {path: "api", token: "CANARY-root", broken: answer(200, `{"data": CANARY`), code: outcome.CodeCredentialInvalid},
+		"unreachable":   {path: "api", token: "CANARY-root", down: true, code: outcome.CodeCredentialUnavailable},
+		"redirect": {path: "api", token: "CANARY-root", broken: func(w http.ResponseWriter) bool {
 			w.Header().Set("Location", "http://127.0.0.1:1/")
 			w.WriteHeader(307)
 			return true
 		}, code: outcome.CodeCredentialRefused},
-		"hangs": {path: "stripe", token: "CANARY-root", broken: func(http.ResponseWriter) bool { time.Sleep(300 * time.Millisecond); return true }, code: outcome.CodeCredentialUnavailable},
+		"hangs": {path: "api", token: "CANARY-root", broken: testkit.Hang(300 * time.Millisecond), code: outcome.CodeCredentialUnavailable},
 	} {
 		s := newStore(t)
-		s.broken = tc.broken
+		s.Broken = tc.broken
 		if tc.down {
 			s.Close()
 		}

@@ -18,6 +18,7 @@ import (
 
 	"waybill/inject"
 	"waybill/internal/control"
+	"waybill/internal/killpoint"
 	"waybill/outcome"
 )
 
@@ -115,6 +116,7 @@ func (m *maker) refresh(ctx context.Context, secret string, style oauth2.AuthSty
 	}
 	if m.spec.Rotates && tok.RefreshToken != "" && !bytes.Equal([]byte(tok.RefreshToken), old) {
 		m.unsaved = []byte(tok.RefreshToken)
+		killpoint.At("oauth-rotated")
 		if err := m.save(ctx); err != nil && !control.Off("C1-rotation-durable-before-use") {
 			return nil, err
 		}
@@ -132,6 +134,7 @@ func (m *maker) save(ctx context.Context) error {
 	}
 	clear(m.unsaved)
 	m.unsaved = nil
+	killpoint.At("oauth-stored")
 	return nil
 }
 

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,44 +16,15 @@ import (
 	"waybill/outcome"
 )
 
-// The server speaks as much of the REST interface of 1Password Connect as is used here,
-// written from its documentation.
 func TestConnect(t *testing.T) {
 	contract.Covers(t, "C1", "C2")
-	whole := func(http.ResponseWriter) bool { return false }
-	var broken atomic.Value // of func(http.ResponseWriter) bool; a request that timed out may still be served
-	broken.Store(whole)
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if broken.Load().(func(http.ResponseWriter) bool)(w) {
-			return
-		}
-		if r.Header.Get("Authorization") != "Bearer CANARY-connect" {
-			w.WriteHeader(http.StatusUnauthorized)
-			return
-		}
-		switch filter := r.URL.Query().Get("filter"); {
-		case r.URL.Path == "/v1/vaults" && filter == `name eq "Automation"`:
-			_, _ = io.WriteString(w, `[{"id":"v1","name":"Automation"}]`)
-		case r.URL.Path == "/v1/vaults" && filter == `name eq "Twice"`:
-			_, _ = io.WriteString(w, `[{"id":"v1"},{"id":"v2"}]`)
-		case r.URL.Path == "/v1/vaults":
-			_, _ = io.WriteString(w, `[]`)
-		case r.URL.Path == "/v1/vaults/v1/items" && filter == `title eq "API"`:
-			_, _ = io.WriteString(w, `[{"id":"i1","title":"API"}]`)
-		case r.URL.Path == "/v1/vaults/v1/items":
-			_, _ = io.WriteString(w, `[]`)
-		case r.URL.Path == "/v1/vaults/v1/items/i1":
-			_, _ = io.WriteString(w, `{"id":"i1","version":7,"fields":[{"id":"f0","label":"empty"},{"id":"f1","label":"credential","value":"CANARY-value"}]}`)
-		default:
-			w.WriteHeader(http.StatusNotFound)
-			_, _ = io.WriteString(w, `{"message":"CANARY"}`)
-		}
-	}))
+	store := &testkit.ConnectStore{Token: "CANARY-connect", Fields: map[string]string{"credential": "CANARY-value"}, Refusal: "CANARY"}
+	s := httptest.NewServer(store)
 	defer s.Close()
 	fetch := func(vault, item, field, token string, timeout time.Duration) (inject.Material, error) {
 		return Source(inject.OnePasswordSpec{Host: s.URL, Vault: vault, Item: item, Field: field}, inject.FileSource(testkit.WriteFile(t, "t", []byte(token))), inject.CacheOptions{Timeout: timeout}).FetchRaw(t.Context())
 	}
-	for _, at := range [][3]string{{"Automation", "API", "credential"}, {"v1", "i1", "f1"}} {
+	for _, at := range [][3]string{{"Automation", "API", "credential"}, {"v1", "i1", "f-credential"}} {
 		m, err := fetch(at[0], at[1], at[2], "CANARY-connect", 0)
 		if err != nil || string(m.Raw) != "CANARY-value" || m.Version != "v7" {
 			t.Errorf("%v: %v %s", at, err, m.Version)
@@ -81,12 +51,9 @@ func TestConnect(t *testing.T) {
 		"down":          {"Automation", "API", "credential", "CANARY-connect", answer(502, "CANARY"), outcome.CodeCredentialUnavailable},
 		"malformed":     {"Automation", "API", "credential", "CANARY-connect", answer(200, "CANARY"), outcome.CodeCredentialInvalid},
 		"redirect":      {"Automation", "API", "credential", "CANARY-connect", answer(302, "CANARY"), outcome.CodeCredentialInvalid},
-		"hangs":         {"Automation", "API", "credential", "CANARY-connect", func(http.ResponseWriter) bool { time.Sleep(300 * time.Millisecond); return true }, outcome.CodeCredentialUnavailable},
+		"hangs":         {"Automation", "API", "credential", "CANARY-connect", testkit.Hang(300 * time.Millisecond), outcome.CodeCredentialUnavailable},
 	} {
-		broken.Store(whole)
-		if tc.broken != nil {
-			broken.Store(tc.broken)
-		}
+		store.Change(func() { store.Broken = tc.broken })
 		timeout := 5 * time.Second
 		if name == "hangs" {
 			timeout = 50 * time.Millisecond

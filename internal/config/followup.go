@@ -17,7 +17,7 @@ var (
 		keys:  []string{"get", "headers", "committed_when", "rejected_when", "not_found_when", "not_found", "visible_after", "background", "every", "max_every", "tries"},
 		hints: map[string]string{"url": "write get: and a path on the same origin", "post": "a query is a GET; write get:"},
 	}
-	asyncSchema     = schema{keys: []string{"status", "from", "get", "job_id", "pending_when", "committed_when", "rejected_when", "every", "max_every", "timeout", "polls"}}
+	asyncSchema     = schema{keys: []string{"status", "accepted_when", "from", "get", "headers", "job_id", "pending_when", "committed_when", "rejected_when", "every", "max_every", "timeout", "polls"}}
 	batchSchema     = schema{keys: []string{"format", "items", "item_id", "answer", "results", "result_id", "result_status", "committed_when", "rejected_when", "atomic"}}
 	markerSchema    = schema{keys: []string{"header", "query", "json", "form"}}
 	conditionSchema = schema{keys: []string{"status", "json", "present", "empty"}}
@@ -133,7 +133,7 @@ func (r *reader) fixedHeaders(o *object) map[string]string {
 			r.fail(k, join(path, key), wrong, fix)
 			return
 		}
-		if name == "Authorization" || name == "Cookie" {
+		if name == "Authorization" || name == "Cookie" || name == "Proxy-Authorization" {
 			r.fail(k, join(path, key), "a secret does not stand in this file", "credentials are injected by the route that takes the query")
 			return
 		}
@@ -180,6 +180,8 @@ func (r *reader) async(n *yaml.Node, path string) *routes.Async {
 		a.Get = r.template(o, "get")
 	}
 	a.JobID = r.jsonPath(o, "job_id")
+	a.Headers = r.fixedHeaders(o)
+	a.AcceptedWhen = r.conditions(o, "accepted_when")
 	a.PendingWhen, a.CommittedWhen, a.RejectedWhen = r.conditions(o, "pending_when"), r.conditions(o, "committed_when"), r.conditions(o, "rejected_when")
 	if o.has("pending_when") && !o.has("committed_when") {
 		r.fail(o.key("pending_when"), join(path, "pending_when"), "says when a job runs, and nothing says when it is done", "add committed_when:, or remove all three for the usual forms")

@@ -80,6 +80,10 @@ func (r *reader) inject(n *yaml.Node, path string, creds *credentials) []routes.
 // useCredential finds the credential of an entry.
 func (r *reader) useCredential(o *object, s string, creds *credentials, in *routes.Injection) string {
 	multiline := in.Kind == routes.InjectClientCertificate || in.Kind == routes.InjectSigV4 && in.SigV4 != nil && in.SigV4.AccessKeyID == ""
+	if c := creds.byID[s]; c != nil && (in.Kind == routes.InjectClientCertificate || in.Kind == routes.InjectSigV4) && (c.Spec.Kind == inject.KindOAuth || c.Spec.Kind == inject.KindGitHubApp) {
+		n, path, _ := o.get("credential")
+		r.fail(n, path, "is a token that "+c.Spec.Kind+" makes: no key and no certificate", "attach it with header: Authorization and value: \"Bearer ${secret}\", or name another credential")
+	}
 	return r.takeCredential(o, "credential", s, creds, multiline)
 }
 

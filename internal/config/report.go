@@ -46,6 +46,8 @@ type ReportRoute struct {
 	Inject     []string `json:"inject,omitempty"` // "Field (credential)"
 	Repeatable *bool    `json:"repeatable,omitempty"`
 	Callers    []string `json:"callers,omitempty"`
+	// Proxy is the route's upstream proxy, without user and password.
+	Proxy string `json:"proxy,omitempty"`
 }
 
 // ReportCredential says where a secret comes from.
@@ -84,6 +86,9 @@ func NewReport(path string, c *Config, err error) Report {
 		rr := ReportRoute{
 			Name: r.Name, Hosts: r.Match.Hosts, Ports: r.Match.Ports, Methods: r.Match.Methods, Paths: r.Match.Paths,
 			Deny: r.Deny, Repeatable: r.Contract.Repeatable, Callers: r.Callers,
+		}
+		if r.Upstream.Proxy != nil {
+			rr.Proxy = r.Upstream.Proxy.Origin()
 		}
 		for i := range r.Inject {
 			rr.Inject = append(rr.Inject, r.Inject[i].Place()+" ("+r.Inject[i].Credential+")")
@@ -160,6 +165,9 @@ func (rep Report) WriteText(w io.Writer) error {
 		injects := strings.Join(r.Inject, ", ")
 		if r.Deny {
 			injects = "refused"
+		}
+		if r.Proxy != "" {
+			hosts += " through " + r.Proxy
 		}
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", r.Name, hosts, orAny(r.Methods), orAny(r.Paths), orDash(injects))
 	}

@@ -1,288 +1,307 @@
 package e2e
 
 import (
-	"crypto/rand"
-	"crypto/rsa"
-	"crypto/x509"
+	"archive/tar"
+	"compress/gzip"
+	"crypto/tls"
 	"encoding/json"
-	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
-	"time"
 
 	"waybill/internal/contract"
 	"waybill/internal/testkit"
 	"waybill/outcome"
 )
 
-// tokenServer plays a token endpoint, GitHub's installation tokens and a KV v2 store; each
-// secret that it gives is a canary.
-func tokenServer(t *testing.T, secret func(name string) string) *httptest.Server {
-	t.Helper()
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		answer := func(v any) { _ = json.NewEncoder(w).Encode(v) }
-		switch r.URL.Path {
-		case "/token":
-			answer(map[string]any{"access_token": secret("oauth"), "token_type": "bearer", "expires_in": 3600, "refresh_token": secret("rotated")})
-		case "/refused":
-			_ = r.ParseForm()
-			w.WriteHeader(http.StatusBadRequest)
-			answer(map[string]any{"error": "invalid_grant", "error_description": r.PostForm.Get("refresh_token")})
-		case "/app/installations/7/access_tokens":
-			w.WriteHeader(http.StatusCreated)
-			answer(map[string]any{"token": secret("app"), "expires_at": time.Now().Add(time.Hour).UTC()})
-		case "/v1/secret/data/api":
-			if r.Header.Get("X-Vault-Token") != secret("file") {
-				w.WriteHeader(http.StatusForbidden)
-				answer(map[string]any{"errors": []string{r.Header.Get("X-Vault-Token")}})
-				return
-			}
-			answer(map[string]any{"data": map[string]any{"data": map[string]string{"key": secret("store")}, "metadata": map[string]any{"version": 3}}})
-		default:
-			w.WriteHeader(http.StatusNotFound)
-		}
-	}))
-	t.Cleanup(s.Close)
-	return s
+// failingSource is a source that gives no secret, and what the caller is told.
+type failingSource struct {
+	name, from, more string
+	code             outcome.Code
 }
 
-// TestCredentialCanaries: every source and every way of attaching, in success and in
-// failure, at debug level – the secret is where it belongs and nowhere else (C1-C4, V2).
+// failingSources are all the ways in which sources fail: nothing there, no right, nobody
+// there, nothing that can be read, no answer in time.
+func failingSources(k *sources) []failingSource {
+	missing, refused, invalid, away := outcome.CodeCredentialMissing, outcome.CodeCredentialRefused, outcome.CodeCredentialInvalid, outcome.CodeCredentialUnavailable
+	const lines = "cat s-command; echo; cat s-command"
+	out := []failingSource{
+		{"env-missing", "{env: E_NOWHERE}", "", missing},
+		{"env-malformed", "{env: E_LINES}", "", invalid},
+		{"file-missing", "{file: nowhere}", "", missing},
+		{"file-denied", "{file: mount}", "", invalid}, // a folder: root reads every file
+		{"file-malformed", "{file: pair.pem}", "", invalid},
+		{"command-missing", "{command: [./no-such-program]}", "", invalid},
+		{"command-denied", `{command: [sh, -c, "cat s-command; cat s-command >&2; exit 1"]}`, "", away},
+		{"command-malformed", `{command: [sh, -c, "` + lines + `"]}`, "", invalid},
+		{"command-slow", `{command: [sh, -c, "cat s-command; exec sleep 30"]}`, ", timeout: 100ms", away},
+		{"vault-missing", "{vault: unset}", "", missing},
+		{"kubernetes-missing", "{kubernetes: {folder: mount, key: none}}", "", missing},
+		{"kubernetes-malformed", "{kubernetes: {folder: mount, key: pem}}", "", invalid},
+		{"keyring-missing", "{keyring: {service: api, account: nobody}}", "", missing},
+		{"keyring-malformed", "{keyring: {service: api, account: lines}}", "", invalid},
+		{"hashicorp-missing", `{hashicorp_vault: {address: "` + k.hashicorp + `", mount: secret, path: none, token: {file: s-root}}}`, "", missing},
+		{"hashicorp-no-field", `{hashicorp_vault: {address: "` + k.hashicorp + `", mount: secret, path: api, field: none, token: {file: s-root}}}`, "", missing},
+		{"lease-login", `{hashicorp_vault: {address: "` + k.hashicorp + `", mount: database, path: creds/ro, dynamic: true, approle: {role_id: role, secret_id: {file: s-connect}}}}`, "", refused},
+		{"aws-missing", `{aws: {secret: none, region: eu-west-1, endpoint: "` + k.aws + `"}}`, "", missing},
+		{"onepassword-missing", `{onepassword: {host: "` + k.onepassword + `", vault: Automation, item: none, field: f, token: {file: s-connect}}}`, "", missing},
+		{"oauth-secret", `{oauth: {token_url: "` + k.tokens + `/oauth", client_id: c, client_secret: {file: nowhere}}}`, "", missing},
+		{"refresh-token", `{oauth: {token_url: "` + k.tokens + `/refresh", client_id: c, refresh_token: {vault: unset}}}`, "", missing},
+		{"app-key", `{github_app: {app_id: "1", installation_id: "7", private_key: {file: s-file}, api: "` + k.tokens + `"}}`, "", invalid},
+	}
+	remote := map[string]func(url string) string{
+		"hashicorp": func(u string) string {
+			return `{hashicorp_vault: {address: "` + u + `", mount: secret, path: api, token: {file: s-root}}}`
+		},
+		"lease": func(u string) string {
+			return `{hashicorp_vault: {address: "` + u + `", mount: database, path: creds/ro, dynamic: true, approle: {role_id: role, secret_id: {file: s-secretid}}}}`
+		},
+		"aws": func(u string) string { return `{aws: {secret: prod/api, region: eu-west-1, endpoint: "` + u + `"}}` },
+		"onepassword": func(u string) string {
+			return `{onepassword: {host: "` + u + `", vault: v, item: i, field: f, token: {file: s-connect}}}`
+		},
+		"oauth": func(u string) string {
+			return `{oauth: {token_url: "` + u + `", client_id: c, client_secret: {file: s-client}}}`
+		},
+		"refresh": func(u string) string {
+			return `{oauth: {token_url: "` + u + `", client_id: c, client_secret: {file: s-client}, refresh_token: {vault: refresh}}}`
+		},
+		"app": func(u string) string {
+			return `{github_app: {app_id: "1", installation_id: "7", private_key: {file: app.pem}, api: "` + u + `"}}`
+		},
+	}
+	// A redirect is followed by none: with it would go what the store is asked with.
+	moved := map[string]outcome.Code{"hashicorp": away, "lease": away, "aws": refused, "onepassword": invalid, "oauth": invalid, "refresh": invalid, "app": invalid}
+	for _, name := range slices.Sorted(maps.Keys(remote)) {
+		for how, code := range map[string]outcome.Code{"denied": refused, "down": away, "malformed": invalid, "slow": away, "moved": moved[name]} {
+			more := ""
+			if how == "slow" {
+				more = ", timeout: 150ms"
+			}
+			out = append(out, failingSource{name + "-" + how, remote[name](k.bad + "/" + how), more, code})
+		}
+		out = append(out, failingSource{name + "-unreachable", remote[name]("http://127.0.0.1:1"), "", away})
+	}
+	return out
+}
+
+// TestCredentialCanaries: every source with every way of attaching, in success and in
+// every failure, at debug level – the secret is where it belongs and nowhere else: not in
+// logs, errors, the data folder, metrics, answers of the API and of the commands, a
+// bugreport, an explanation, an exported audit log (C1-C5, L4, V2).
 func TestCredentialCanaries(t *testing.T) {
-	contract.Covers(t, "B3", "C1", "C2", "C3", "C4", "C5", "D2", "E6", "L4", "V2")
+	contract.Covers(t, "B3", "C1", "C2", "C3", "C4", "C5", "D2", "E6", "L4", "N2", "V2")
 	ca := testkit.NewCA(t)
-	names := []string{"file", "env", "command", "own", "mounted", "oauth", "rotated", "refresh", "app", "store", "aws"}
-	// One canary is in all of them, so that one search finds any; the end tells them apart.
-	canary := testkit.NewCanary(t)
-	mark := func(name string) string { return "-0" + name + "0" }
-	secret := func(name string) string { return canary.Value() + mark(name) }
-	tokens := tokenServer(t, secret)
-	// A query percent-encodes, a cookie takes no comma and no quote: the canary has neither.
-	ways := []struct{ host, inject, credential string }{
-		{"w0", `{header: X-Api-Key, value: "${secret}", credential: file}`, "file"},
-		{"w1", `{basic: agent, credential: env}`, "env"},
-		{"w2", `{cookie: sid, credential: command}`, "command"},
-		{"w3", `{query: api_key, credential: own}`, "own"},
-		{"w4", `{body: /auth/token, credential: mounted}`, "mounted"},
-		{"w5", `{header: Authorization, value: "Bearer ${secret}", credential: oauth}`, "oauth"},
-		{"w6", `{header: Authorization, value: "Bearer ${secret}", credential: app}`, "app"},
-		{"w7", `{header: X-Store, value: "${secret}", credential: store}`, "store"},
-		{"w8", `{header: X-Signature, value: "v1=${signature}", credential: file, hmac: {canonical: "${method}${target}${body}"}}`, "file"},
-		{"w9", `{sigv4: {service: s3, region: eu-west-1, access_key_id: AKID}, credential: aws}`, "aws"},
-		{"w10", `{client_certificate: true, credential: mtls}`, ""},
-	}
-	failures := []struct {
-		host, credential string
-		code             outcome.Code
-	}{
-		{"f0", "gone", outcome.CodeCredentialMissing}, {"f1", "refused", outcome.CodeCredentialRefused}, {"f2", "failing", outcome.CodeCredentialUnavailable},
-		{"f3", "unset", outcome.CodeCredentialMissing}, {"f4", "no-right", outcome.CodeCredentialRefused}, {"f5", "away", outcome.CodeCredentialUnavailable}, {"f6", "lines", outcome.CodeCredentialInvalid},
-	}
-	var hosts []string
-	for _, w := range ways {
-		hosts = append(hosts, w.host+".example.test")
-	}
-	for _, f := range failures {
-		hosts = append(hosts, f.host+".example.test")
-	}
+	k := newSources(t, ca)
+	all, failures := combos(), failingSources(k)
 	reply := func(a testkit.Arrival) []testkit.Step {
 		if strings.Contains(a.Target, "/cut") {
 			return []testkit.Step{testkit.Write("HTTP/1.1 201 Created\r\nContent-Length: 99\r\n\r\n" + a.Target), testkit.Close()}
 		}
 		return []testkit.Step{testkit.Reply(200, string(a.RawHead)+string(a.Body))} // it repeats what it got
 	}
-	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(hosts...), Handler: reply})
-	mutual := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.RequireClient(ca.Server(hosts...)), Handler: reply})
-	wrong := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server("elsewhere.example.test"), Handler: reply})
-	var y strings.Builder
-	route := func(host, addr, inject string) {
-		fmt.Fprintf(&y, "  - name: %s\n    match: {host: %s.example.test}\n    upstream: {roots: roots.pem, resolve: {%s.example.test: \"%s\"}}\n    inject: [%s]\n", host, host, host, addr, inject)
-	}
-	for _, w := range ways {
-		addr := up.Addr()
-		if w.host == "w10" {
-			addr = mutual.Addr()
+	cfg := ca.Server("*.canary.test")
+	mutual := ca.RequireClient(cfg)
+	cfg.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+		if strings.Contains(h.ServerName, "-mtls.") {
+			return mutual, nil
 		}
-		route(w.host, addr, w.inject)
+		return nil, nil //nolint:nilnil // the one that asks
+	}
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: cfg, Handler: reply})
+	var routes, credentials strings.Builder
+	route := func(name, inject string) {
+		fmt.Fprintf(&routes, "  - name: %s\n    match: {host: %s.canary.test}\n    upstream: {roots: roots.pem, resolve: {%s.canary.test: %q}}\n    inject: [%s]\n", name, name, name, up.Addr(), inject)
+	}
+	for _, c := range all {
+		route(c.name(), c.inject())
 	}
 	for _, f := range failures {
-		route(f.host, up.Addr(), `{header: X-Key, value: "${secret}", credential: `+f.credential+`}`)
+		route(f.name, `{header: X-Key, value: "${secret}", credential: key-of-`+f.name+`}`)
+		fmt.Fprintf(&credentials, "  key-of-%s: {from: %s%s}\n", f.name, f.from, f.more)
 	}
-	route("other", wrong.Addr(), `{header: X-Key, value: "${secret}", credential: file}`)
-	r := newRig(t, ca, rigOptions{routes: y.String(), top: `  file: {from: {file: f-secret}}
-  env: {from: {env: E_SECRET}}
-  command: {from: {command: [cat, c-secret]}}
-  own: {from: {vault: own}}
-  mounted: {from: {kubernetes: {folder: mount, key: token}}}
-  oauth: {from: {oauth: {token_url: "` + tokens.URL + `/token", client_id: c, client_secret: {file: f-secret}, refresh_token: {vault: refresh}}}}
-  app: {from: {github_app: {app_id: "1", installation_id: "7", private_key: {file: app.pem}, api: "` + tokens.URL + `"}}}
-  store: {from: {hashicorp_vault: {address: "` + tokens.URL + `", mount: secret, path: api, field: key, token: {file: f-secret}}}}
-  aws: {from: {file: a-secret}}
-  mtls: {from: {file: pair.pem}}
-  gone: {from: {file: nowhere}}
-  refused: {from: {oauth: {token_url: "` + tokens.URL + `/refused", client_id: c, refresh_token: {vault: refresh}}}}
-  failing: {from: {command: [sh, -c, "cat c-secret; cat c-secret >&2; exit 1"]}}
-  unset: {from: {vault: unset}}
-  no-right: {from: {hashicorp_vault: {address: "` + tokens.URL + `", mount: secret, path: api, field: key, token: {file: a-secret}}}}
-  away: {from: {onepassword: {host: "http://127.0.0.1:1", vault: v, item: i, field: f, token: {file: f-secret}}}}
-  lines: {from: {command: [sh, -c, "cat c-secret; echo; cat c-secret"]}}
-`})
-	r.write("f-secret", secret("file")+"\n")
-	r.write("c-secret", secret("command"))
-	r.write("a-secret", secret("aws"))
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pemKey := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
-	r.write("app.pem", string(pemKey))
-	certPath, keyPath := testkit.WriteCert(t, ca.Client("agent"))
-	pair := ""
-	for _, p := range []string{certPath, keyPath} {
-		b, err := os.ReadFile(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		pair += string(b)
-	}
-	r.write("pair.pem", pair)
-	if err := os.MkdirAll(filepath.Join(r.dir, "mount", "..1"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	r.write("mount/..1/token", secret("mounted"))
-	for _, l := range [][2]string{{"..1", "..data"}, {"..data/token", "token"}} {
-		if err := os.Symlink(l[0], filepath.Join(r.dir, "mount", l[1])); err != nil {
-			t.Fatal(err)
-		}
-	}
-	r.env = []string{"E_SECRET=" + secret("env")}
-	r.write("key.txt", "AGE-SECRET-KEY-1GFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPQ4EGAEX\n")
-	cli := func(stdin string, args ...string) string {
-		t.Helper()
-		code, out, errs := testkit.Run(t, testkit.Command{Path: r.bin, Args: args, Env: append([]string{"WAYBILL_CONFIG=" + r.config, "WAYBILL_DATA=" + r.data}, r.environ()...), Dir: r.dir, Stdin: strings.NewReader(stdin)})
-		if code != 0 {
-			t.Fatalf("%v: %d %s", args, code, errs)
-		}
-		return out + errs
-	}
-	said := cli("", "vault", "init", "--identity", filepath.Join(r.dir, "key.txt"))
-	said += cli(secret("own"), "vault", "set", "own")
-	said += cli(secret("refresh"), "vault", "set", "refresh")
+	boot := newRig(t, ca, rigOptions{})
+	auditKey := filepath.Join(boot.dir, "audit.key")
+	public := strings.Fields(boot.must("", "audit", "keygen", "--out", auditKey))[0]
+	r := newRig(t, ca, rigOptions{routes: routes.String(), top: k.yaml + credentials.String() + "audit: {recipient: " + public + "}\n"})
+	said := k.install(r)
+	said += r.must("", "check") + r.must("", "explain", "POST", "https://file-header.canary.test/v1/ok")
 	r.start()
 	client := testkit.NewClient(t, testkit.ClientConfig{Proxy: "http://" + r.addr, Roots: r.roots()})
 	var answers strings.Builder
+	var mu sync.Mutex
 	send := func(host, path string) *testkit.Response {
-		resp := testkit.Send(t, client, http.MethodPost, "https://"+host+".example.test"+path, `{"amount": 5}`, "Content-Type", "application/json", "Cookie", "sid=placeholder", "Authorization", "Bearer placeholder")
+		resp := testkit.Send(t, client, http.MethodPost, "https://"+host+".canary.test"+path, `{"amount": 5}`, "Content-Type", "application/json", "Cookie", "sid=placeholder", "Authorization", "Bearer placeholder")
+		mu.Lock()
+		defer mu.Unlock()
 		fmt.Fprintln(&answers, resp.Status, resp.Header)
 		answers.Write(resp.Body)
 		return resp
 	}
-	for _, w := range ways {
-		for _, path := range []string{"/v1/ok", "/v1/cut"} {
-			resp := send(w.host, path)
-			if path == "/v1/ok" && resp.Status != 200 {
-				t.Errorf("%s: %d %s", w.inject, resp.Status, resp.Body)
+	var pool sync.WaitGroup
+	work := make(chan func())
+	for range 6 {
+		pool.Go(func() {
+			for f := range work {
+				f()
+			}
+		})
+	}
+	for _, c := range all {
+		work <- func() {
+			for _, path := range []string{"/v1/ok", "/v1/cut"} {
+				if resp := send(c.name(), path); path == "/v1/ok" && resp.Status != 200 {
+					t.Errorf("%s: %d %s", c.name(), resp.Status, resp.Body)
+				}
 			}
 		}
 	}
 	for _, f := range failures {
-		resp := send(f.host, "/v1/never")
-		if got := resp.Header.Get("Waybill-Outcome"); !strings.Contains(got, "phase=credential_injection") || !strings.Contains(string(resp.Body), f.code.String()) || strings.Contains(string(resp.Body), f.credential+"\"") {
-			t.Errorf("%s: %d %s %s", f.credential, resp.Status, got, resp.Body)
+		work <- func() {
+			resp := send(f.name, "/v1/never")
+			body := string(resp.Body)
+			if got := resp.Header.Get("Waybill-Outcome"); !strings.Contains(got, "phase=credential_injection") || !strings.Contains(body, f.code.String()) || strings.Contains(body, "key-of-") {
+				t.Errorf("%s: %d %s %.200s, want %s", f.name, resp.Status, got, body, f.code)
+			}
 		}
 	}
-	send("other", "/v1/never") // a wrong certificate: nothing is offered to it
-	said += cli("", "vault", "list") + cli("", "vault", "lock")
-	if resp := send("w3", "/v1/never"); !strings.Contains(string(resp.Body), "VAULT_LOCKED") || resp.Status != http.StatusForbidden {
-		t.Errorf("locked: %d %s", resp.Status, resp.Body)
+	close(work)
+	pool.Wait()
+	said += r.must("", "vault", "list") + r.must("", "vault", "lock")
+	// Locked: what is in the vault, and what was made of it.
+	for _, name := range []string{"vault-query", "refresh-header"} {
+		if resp := send(name, "/v1/never"); !strings.Contains(string(resp.Body), "VAULT_LOCKED") || resp.Status != http.StatusForbidden {
+			t.Errorf("locked: %s: %d %s", name, resp.Status, resp.Body)
+		}
+	}
+	if resp := send("oauth-header", "/v1/again"); resp.Status != 200 {
+		t.Errorf("a token that has nothing to do with the vault: %d %s", resp.Status, resp.Body)
 	}
 	if !strings.Contains(get(t, r.meters), "\nwaybill_vault_locked 1\n") {
 		t.Error("the metrics do not say that the vault is locked")
 	}
-	said += cli("", "vault", "unlock")
-	if resp := send("w3", "/v1/again"); resp.Status != 200 {
-		t.Errorf("unlocked again: %d %s", resp.Status, resp.Body)
+	said += r.must("", "vault", "unlock")
+	for _, name := range []string{"vault-query", "refresh-header"} {
+		if resp := send(name, "/v1/again"); resp.Status != 200 {
+			t.Errorf("unlocked again: %s: %d %s", name, resp.Status, resp.Body)
+		}
 	}
 	metrics := get(t, r.meters)
-	for _, want := range []string{"\nwaybill_vault_locked 0\n", `waybill_credential_refreshes_total{credential="oauth",result="success"}`, `waybill_credential_refreshes_total{credential="refused",result="failure"}`} {
+	for _, want := range []string{"\nwaybill_vault_locked 0\n", `waybill_credential_refreshes_total{credential="oauth",result="success"}`, `waybill_credential_refreshes_total{credential="key-of-oauth-denied",result="failure"}`} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("the metrics do not have %q", want)
 		}
 	}
-	_, list, _ := r.cli("actions", "--json")
-	for _, v := range byTarget(r.actions(), "") {
-		_, one, _ := r.cli("action", v.InvocationID)
-		list += one
-		break // one for people; --json has them all
+	list := r.must("", "actions", "--json")
+	for i, v := range r.actions() {
+		if i < 3 { // for people; --json has them all
+			list += r.must("", "action", v.InvocationID)
+		}
+		if i%9 == 0 { // the caller's own view, and the result
+			for _, path := range []string{"", "/result"} {
+				resp := testkit.Send(t, client, http.MethodGet, "http://waybill.internal/v1/actions/"+v.InvocationID+path, "")
+				fmt.Fprintln(&answers, resp.Status, resp.Header, string(resp.Body))
+			}
+		}
 	}
+	bundle := filepath.Join(r.dir, "report.tar.gz")
+	said += r.must("", "bugreport", "--no-clients", "-o", bundle) + r.must("", "status") + r.must("", "explain", "POST", "https://vault-query.canary.test/v1/x?q=1", "--json")
+	r.p.Signal(t, syscall.SIGTERM) // the audit log catches up
+	r.p.Wait(t, patience)
 	r.kill()
+	exported := r.must("", "audit", "export", "--key", auditKey)
+	if !strings.Contains(exported, "CREDENTIAL_AUTHORIZED") {
+		t.Error("the exported audit log says nothing of credentials")
+	}
+
 	// The secret arrived where it belongs …
 	arrived := map[string]string{}
-	for _, u := range []*testkit.Upstream{up, mutual, wrong} {
-		for _, a := range u.Arrivals() {
-			arrived[strings.Split(strings.Join(a.Values("Host"), ""), ".")[0]] += string(a.RawHead) + string(a.Body)
-			if strings.Contains(a.Target, "never") {
-				t.Errorf("%s was sent", a.Target)
-			}
+	for _, a := range up.Arrivals() {
+		name, _, _ := strings.Cut(a.Authority, ".")
+		arrived[name] += string(a.RawHead) + string(a.Body)
+		if strings.Contains(a.Target, "never") {
+			t.Errorf("%s %s was sent", name, a.Target)
 		}
 	}
-	for _, w := range ways {
-		switch {
-		case w.host == "w8" || w.host == "w9" || w.credential == "": // signatures and certificates hold no secret
-			testkit.Search(t, canary, testkit.InString(w.host, arrived[w.host]))
-		case w.host == "w1": // base64
-			testkit.RequireFound(t, canary, testkit.InString(w.host, arrived[w.host]))
+	mark := regexp.MustCompile(`-0[a-z]+0`)
+	for _, c := range all {
+		got := arrived[c.name()]
+		switch c.way {
+		case "hmac", "sigv4", "mtls": // signatures and certificates hold no secret
+			testkit.Search(t, k.canary, testkit.InString(c.name(), got))
+			if got == "" {
+				t.Errorf("%s: nothing arrived", c.name())
+			}
 		default:
-			testkit.RequireFound(t, canary, testkit.InString(w.host, arrived[w.host]))
-			if !strings.Contains(arrived[w.host], mark(w.credential)) {
-				t.Errorf("%s got another secret", w.host)
+			testkit.RequireFound(t, k.canary, testkit.InString(c.name(), got))
+		}
+		for _, m := range mark.FindAllString(got, -1) {
+			if m != "-0"+c.source+"0" {
+				t.Errorf("%s got the secret %s", c.name(), m)
 			}
 		}
-		for _, other := range names {
-			if other != w.credential && strings.Contains(arrived[w.host], mark(other)) {
-				t.Errorf("%s got the secret %s", w.host, other)
-			}
-		}
-	}
-	if mutual.Count("", "") == 0 {
-		t.Error("nothing arrived over mutual TLS")
 	}
 	// … and is nowhere else; the vault in the data folder is one of the places.
-	for name, c := range map[string]*testkit.Canary{"secrets": canary, "app key": testkit.CanaryOf(strings.Split(string(pemKey), "\n")[5]),
-		"client key": testkit.CanaryOf(strings.Split(pair[strings.Index(pair, "PRIVATE KEY"):], "\n")[2])} {
+	unpacked := unpack(t, bundle)
+	for name, c := range map[string]*testkit.Canary{"secrets": k.canary, "app key": k.appKey, "client key": k.pemKey} {
 		t.Run(name, func(t *testing.T) {
-			places := []testkit.Where{testkit.In(r.data)}
-			if name != "secrets" {
-				places = nil // what is read by the process only: its own output is enough
-			}
-			testkit.Search(t, c, append(places, testkit.InString("log", r.logs.String()), testkit.InString("answers", answers.String()), testkit.InString("metrics", metrics),
-				testkit.InString("actions", list), testkit.InString("commands", said))...)
+			testkit.Search(t, c, testkit.InString("log", r.logs.String()), testkit.InString("answers", answers.String()), testkit.InString("metrics", metrics), testkit.InString("actions", list),
+				testkit.InString("commands", said), testkit.InString("audit", exported), testkit.InString("bugreport", unpacked), testkit.In(filepath.Join(r.data, "vault")), testkit.In(filepath.Join(r.data, "journal")), testkit.In(filepath.Join(r.data, "audit")))
 		})
 	}
 	// The rotated refresh token is stored: the old one is not used again after a restart.
 	r.start()
-	out := cli("", "vault", "list", "--json")
 	var doc struct {
 		Secrets []struct {
 			Name   string
 			Serial int
 		}
 	}
-	if err := json.Unmarshal([]byte(out), &doc); err != nil {
+	if err := json.Unmarshal([]byte(r.must("", "vault", "list", "--json")), &doc); err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range doc.Secrets {
-		if s.Name == "refresh" && s.Serial != 2 {
+		if s.Name == "refresh" && s.Serial < 2 {
 			t.Errorf("the refresh token was stored %d times", s.Serial)
+		}
+	}
+}
+
+// unpack returns all that is in a gzipped tar archive.
+func unpack(t *testing.T, file string) string {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all strings.Builder
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return all.String()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.WriteString(h.Name + "\n")
+		if _, err := io.Copy(&all, r); err != nil { //nolint:gosec // our own archive
+			t.Fatal(err)
 		}
 	}
 }

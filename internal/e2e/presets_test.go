@@ -36,7 +36,7 @@ func basic(user, name string) map[string]string {
 // presetForms is how each part of each preset authenticates, written down a second time:
 // what the service is to get, and nothing besides. nil: a signature; an empty map: refused.
 var presetForms = map[string]map[string]string{
-	"adyen/api": {"X-Api-Key": presetSecret("adyen")}, "anthropic/api": {"X-Api-Key": presetSecret("anthropic")},
+	"adyen/api": {"X-Api-Key": presetSecret("adyen")}, "anthropic/batches": {"X-Api-Key": presetSecret("anthropic")}, "anthropic/api": {"X-Api-Key": presetSecret("anthropic")},
 	"aws/s3": nil, "aws/dynamodb": nil, "aws/sqs": nil, "aws/sns": nil, "aws/lambda": nil, "aws/ec2": nil,
 	"azure-openai/api": {"Api-Key": presetSecret("azure-openai")}, "cloudflare/api": bearer("cloudflare"),
 	"datadog/api": {"Dd-Api-Key": presetSecret("datadog-api"), "Dd-Application-Key": presetSecret("datadog-app")},
@@ -46,7 +46,7 @@ var presetForms = map[string]map[string]string{
 	"huggingface/git": basic("waybill", "huggingface"), "huggingface/inference": bearer("huggingface"), "huggingface/hub": bearer("huggingface"),
 	"jira/bulk": basic("me@example.com", "jira"), "jira/api": basic("me@example.com", "jira"),
 	"kubernetes/api": bearer("kubernetes"), "linear/api": {"Authorization": presetSecret("linear")}, "mistral/api": bearer("mistral"),
-	"notion/api": bearer("notion"), "npm/api": bearer("npm"), "openai/batches": bearer("openai"), "openai/api": bearer("openai"), "openrouter/api": bearer("openrouter"),
+	"notion/api": bearer("notion"), "npm/api": bearer("npm"), "openai/batches": bearer("openai"), "openai/responses": bearer("openai"), "openai/api": bearer("openai"), "openrouter/api": bearer("openrouter"),
 	"pagerduty/incidents": {"Authorization": "Token token=" + presetSecret("pagerduty")}, "pagerduty/api": {"Authorization": "Token token=" + presetSecret("pagerduty")},
 	"paypal/token": {}, "paypal/api": bearer("paypal"), "sendgrid/api": bearer("sendgrid"), "sentry/api": bearer("sentry"),
 	"shopify/graphql": {"X-Shopify-Access-Token": presetSecret("shopify")}, "shopify/rest": {"X-Shopify-Access-Token": presetSecret("shopify")},
@@ -85,8 +85,10 @@ type scripted struct {
 	*testkit.Upstream
 	mu    sync.Mutex
 	keys  map[string]string // what was done under a key
-	polls int
-	found []string // keys of incidents
+	polls map[string]int
+	// versions are the fields anthropic-version of polls, and the keys with which they came.
+	versions []string
+	found    []string // keys of incidents
 }
 
 func (s *scripted) handle(a testkit.Arrival) []testkit.Step {
@@ -119,12 +121,23 @@ func (s *scripted) handle(a testkit.Arrival) []testkit.Step {
 		return reply(200, `{"incidents":[]}`)
 	case path == "/v1/batches" && a.Method == http.MethodPost:
 		return reply(200, `{"id":"batch_1","status":"validating"}`)
-	case path == "/v1/batches/batch_1", path == "/openai/operations/1":
-		s.polls++
-		if s.polls%3 != 0 {
-			return reply(200, `{"id":"batch_1","status":"in_progress"}`)
+	case path == "/v1/messages/batches" && a.Method == http.MethodPost:
+		return reply(200, `{"id":"msgbatch_1","processing_status":"in_progress"}`)
+	case path == "/v1/responses" && a.Method == http.MethodPost && strings.Contains(string(a.Body), `"background":true`):
+		return reply(200, `{"id":"resp_1","status":"queued"}`)
+	case path == "/v1/responses" && a.Method == http.MethodPost:
+		return reply(200, `{"id":"resp_0","status":"completed"}`)
+	case path == "/v1/batches/batch_1", path == "/openai/operations/1", path == "/v1/messages/batches/msgbatch_1", path == "/v1/responses/resp_1":
+		if strings.Contains(path, "messages") {
+			s.versions = append(s.versions, a.Header.Get("Anthropic-Version")+" "+a.Header.Get("X-Api-Key"))
 		}
-		return reply(200, `{"id":"batch_1","status":"`+map[bool]string{true: "completed", false: "Succeeded"}[path != "/openai/operations/1"]+`"}`)
+		// The states that the service goes through; the last one is the end.
+		states := map[string][]string{
+			"/v1/batches/batch_1": {"in_progress", "finalizing", "completed"}, "/openai/operations/1": {"in_progress", "in_progress", "Succeeded"},
+			"/v1/messages/batches/msgbatch_1": {"in_progress", "canceling", "ended"}, "/v1/responses/resp_1": {"queued", "in_progress", "completed"},
+		}[path]
+		s.polls[path]++
+		return reply(200, fmt.Sprintf(`{"id":%q,%q:%q}`, path[strings.LastIndexByte(path, '/')+1:], map[bool]string{true: "processing_status", false: "status"}[strings.Contains(path, "messages")], states[min(s.polls[path], len(states))-1]))
 	case strings.HasPrefix(path, "/openai/") && a.Header.Get("X-Test") == "later":
 		return reply(202, "{}", "Operation-Location", "/openai/operations/1")
 	case strings.HasSuffix(path, "/issue/bulk"):
@@ -210,7 +223,7 @@ func usePresets(t *testing.T, ca *testkit.CA) (*rig, *scripted, []presetPart) {
 		parts = append(parts, presetPart{strings.TrimPrefix(u.Preset, "preset/") + "/" + u.Part, r, "https://" + r.Match.Hosts[0] + path, verb})
 	}
 	slices.Sort(hosts)
-	s := &scripted{keys: map[string]string{}}
+	s := &scripted{keys: map[string]string{}, polls: map[string]int{}}
 	s.Upstream = testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(slices.Compact(hosts)...), Handler: s.handle})
 	y := ""
 	for _, p := range config.Presets() {
@@ -401,8 +414,8 @@ func checkFollowUps(t *testing.T, r *rig, s *scripted, parts []presetPart, ask f
 	part := func(name string) presetPart {
 		return parts[slices.IndexFunc(parts, func(p presetPart) bool { return p.name == name })]
 	}
-	for name, want := range map[string]int{"openai/batches": 200, "azure-openai/api": 202} {
-		resp := ask(part(name), `{"job":1}`, "X-Test", "later")
+	for name, want := range map[string]int{"openai/batches": 200, "openai/responses": 200, "anthropic/batches": 200, "azure-openai/api": 202} {
+		resp := ask(part(name), `{"job":1,"background":true}`, "X-Test", "later")
 		job := resp.Header.Get("Waybill-Job")
 		if resp.Status != want || job == "" {
 			t.Errorf("%s: %d %v", name, resp.Status, resp.Header)
@@ -412,6 +425,17 @@ func checkFollowUps(t *testing.T, r *rig, s *scripted, parts []presetPart, ask f
 		if end.Action.Outcome != "committed" {
 			t.Errorf("the job of %s: %+v", name, end.Action)
 		}
+	}
+	// The poll says which version of the API it speaks, and has the credential of its route.
+	s.mu.Lock()
+	versions := slices.Compact(slices.Clone(s.versions))
+	s.mu.Unlock()
+	if want := "2023-06-01 " + presetSecret("anthropic"); len(versions) != 1 || versions[0] != want {
+		t.Errorf("polls of a batch came with %q", versions)
+	}
+	// A response that is complete at once has the status of one that is not: it is no job.
+	if resp := ask(part("openai/responses"), `{"input":"x"}`); resp.Status != 200 || resp.Header.Get("Waybill-Job") != "" {
+		t.Errorf("a foreground response: %d %v", resp.Status, resp.Header)
 	}
 	bulk := ask(part("jira/bulk"), `{"issueUpdates":[{"fields":{}},{"fields":{}}]}`)
 	items := r.document(bulk.Header.Get("Waybill-Invocation")).Items

@@ -152,6 +152,14 @@ func TestApprovalWebhook(t *testing.T) {
 	if got := len(up.Arrivals()); got != 1 {
 		t.Errorf("%d arrived", got)
 	}
+	metrics := get(t, r.meters)
+	for _, want := range []string{`webhook_deliveries_total{delivery="failed"} 1`, `webhook_deliveries_total{delivery="delivered"} 1`, `webhook_deliveries_total{delivery="given_up"} 0`,
+		`webhook_decisions_total{answer="taken"} 1`, `webhook_decisions_total{answer="unsigned"} 1`, `webhook_decisions_total{answer="signature"} 1`, `webhook_decisions_total{answer="timestamp"} 2`,
+		`webhook_decisions_total{answer="bad_decision"} 2`, `webhook_decisions_total{answer="other_request"} 1`, `webhook_decisions_total{answer="replayed"} 1`, `webhook_decisions_total{answer="closed"} 1`} {
+		if !strings.Contains(metrics, "\nwaybill_approval_"+want+"\n") {
+			t.Errorf("the metrics do not say %s", want)
+		}
+	}
 	r.kill()
 	r.verify()
 	for _, c := range []*testkit.Canary{r.canary, outKey, inKey} {

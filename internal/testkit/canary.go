@@ -223,6 +223,7 @@ func (c *Canary) Find(where ...Where) ([]Place, error) {
 					}
 					return err
 				}
+				data = bytes.TrimRight(data, "\x00") // of files that are made long beforehand
 			default:
 				return nil // folders, sockets, pipes
 			}

@@ -1,0 +1,163 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"waybill/internal/contract"
+	"waybill/internal/killpoint"
+	"waybill/internal/testkit"
+)
+
+// rotating is a token endpoint that takes each refresh token once and gives the next one.
+type rotating struct {
+	mu      sync.Mutex
+	n       int
+	good    string
+	canary  *testkit.Canary
+	taken   []string // refresh tokens, in the order in which they came
+	granted []bool
+}
+
+func (s *rotating) refresh(n int) string { return fmt.Sprintf("%s-refresh-%d", s.canary.Value(), n) }
+
+func (s *rotating) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = r.ParseForm()
+	came := r.PostForm.Get("refresh_token")
+	s.taken, s.granted = append(s.taken, came), append(s.granted, came == s.good)
+	w.Header().Set("Content-Type", "application/json")
+	if came != s.good {
+		w.WriteHeader(http.StatusBadRequest)
+		_ = json.NewEncoder(w).Encode(map[string]string{"error": "invalid_grant", "error_description": came})
+		return
+	}
+	s.n++
+	s.good = s.refresh(s.n)
+	_ = json.NewEncoder(w).Encode(map[string]any{"access_token": fmt.Sprintf("%s-access-%d", s.canary.Value(), s.n), "token_type": "bearer", "expires_in": 3600, "refresh_token": s.good})
+}
+
+// TestRotationSurvivesKill: the process is killed when a rotated refresh token has come
+// and is not stored, when it is written and has not got its name, and when it is stored.
+// After the restart the new one is used – or, where it was lost, the request is refused
+// before anything is sent; never is the spent one taken for good (CONTRACT C1, T2).
+func TestRotationSurvivesKill(t *testing.T) {
+	contract.Covers(t, "C1", "C2", "T2", "M2")
+	for _, c := range []struct {
+		point, store string
+		lost         bool
+	}{
+		{"oauth-rotated", "file", true}, {"oauth-rotated", "vault", true},
+		{"secret-written", "file", true}, {"secret-written", "vault", true},
+		{"oauth-stored", "file", false}, {"oauth-stored", "vault", false},
+	} {
+		t.Run(c.point+" "+c.store, func(t *testing.T) {
+			ca := testkit.NewCA(t)
+			s := &rotating{canary: testkit.NewCanary(t)}
+			s.good = s.refresh(0)
+			endpoint := httptest.NewServer(s)
+			t.Cleanup(endpoint.Close)
+			const host = "turn.example.test"
+			up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(host)})
+			place := map[string]string{"file": "{file: refresh}", "vault": "{vault: refresh}"}[c.store]
+			r := newRig(t, ca, rigOptions{
+				top:    "  turn: {from: {oauth: {token_url: \"" + endpoint.URL + "\", client_id: c, refresh_token: " + place + "}}}\n",
+				routes: fmt.Sprintf("  - name: turn\n    match: {host: %s}\n    upstream: {roots: roots.pem, resolve: {%s: %q}}\n    inject: [{header: Authorization, value: \"Bearer ${secret}\", credential: turn}]\n", host, host, up.Addr()),
+			})
+			r.write("key.txt", "AGE-SECRET-KEY-1GFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPQ4EGAEX\n")
+			store := func(token string) {
+				if c.store == "file" {
+					r.write("refresh", token)
+				} else {
+					r.must(token, "vault", "set", "refresh")
+				}
+			}
+			if c.store == "vault" {
+				r.must("", "vault", "init", "--identity", filepath.Join(r.dir, "key.txt"))
+			}
+			store(s.refresh(0))
+			point := c.point
+			r.env = []string{killpoint.Variable + "=" + point}
+			r.start()
+			send := func(path string) (*testkit.Response, error) {
+				client := testkit.NewClient(t, testkit.ClientConfig{Proxy: r.addr, Roots: r.roots(), NoKeepAlive: true, Timeout: patience})
+				return testkit.TrySend(t, client, http.MethodPost, "https://"+host+path, "a")
+			}
+			if resp, err := send("/killed"); err == nil {
+				t.Fatalf("%s was not passed: %d %s", point, resp.Status, resp.Body)
+			}
+			r.p.Wait(t, patience)
+			r.kill()
+			if s.n != 1 {
+				t.Fatalf("%d grants before the kill", s.n)
+			}
+			r.env = nil
+			r.start()
+			resp, err := send("/after")
+			if err != nil {
+				t.Fatal(err)
+			}
+			body := string(resp.Body)
+			if c.lost {
+				if resp.Status != http.StatusForbidden || !strings.Contains(body, `"CREDENTIAL_REFUSED"`) || !strings.Contains(resp.Header.Get("Waybill-Outcome"), "not_attempted") {
+					t.Errorf("the new token is lost: %d %s", resp.Status, body)
+				}
+				if n := len(up.Arrivals()); n != 0 {
+					t.Errorf("%d requests arrived without a token that is good", n)
+				}
+				store(s.good)                        // a person signed in again
+				testkit.Eventually(t, func() error { // a failure is answered for a second
+					if resp, err = send("/again"); err != nil || resp.Status != 200 {
+						return fmt.Errorf("%w %v", err, resp)
+					}
+					return nil
+				})
+			} else if resp.Status != 200 {
+				t.Errorf("the new token is stored: %d %s", resp.Status, body)
+			}
+			r.kill()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			arrived := up.Arrivals()
+			if len(arrived) != 1 || strings.Join(arrived[0].Values("Authorization"), "") != fmt.Sprintf("Bearer %s-access-%d", s.canary.Value(), s.n) || s.n != 2 {
+				t.Errorf("%d arrived, %d grants: not with the newest access token", len(arrived), s.n)
+			}
+			// The spent token was offered to its endpoint at most until that said no.
+			spent := 0
+			for i, token := range s.taken[1:] {
+				if token == s.refresh(0) && !s.granted[i+1] {
+					spent++
+				}
+			}
+			if max := map[bool]int{true: 2, false: 0}[c.lost]; spent > max {
+				t.Errorf("the spent token was sent %d times", spent)
+			}
+			// What a kill left beside the file is gone with the next write.
+			if c.store == "file" {
+				entries, err := os.ReadDir(r.dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, e := range entries {
+					if strings.HasPrefix(e.Name(), ".refresh.new-") {
+						t.Errorf("%s is left", e.Name())
+					}
+				}
+			}
+			for _, v := range r.actions() {
+				if strings.HasSuffix(v.Target, "/killed") && (v.DispatchStarted || v.Outcome != "not_attempted") {
+					t.Errorf("%+v", v)
+				}
+			}
+			testkit.Search(t, s.canary, testkit.InString("answer", body), testkit.InString("log", r.logs.String()), testkit.In(filepath.Join(r.data, "journal")))
+		})
+	}
+}
