@@ -21,6 +21,7 @@ func fullAsync() *Async {
 	return &Async{
 		Status: []int{202}, From: []string{FromLocation}, Get: "/v1/jobs/${response.json.id}", JobID: "id",
 		PendingWhen: []Condition{{Status: []int{202}}}, CommittedWhen: []Condition{{Status: []int{200}}}, RejectedWhen: []Condition{{Status: []int{410}}},
+		AcceptedWhen: []Condition{{Status: []int{201}}}, Headers: map[string]string{"X-Version": "1"},
 		Every: 5 * time.Second, MaxEvery: 6 * time.Second, Timeout: 7 * time.Second, Polls: 8,
 	}
 }

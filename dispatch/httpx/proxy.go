@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"waybill/dispatch"
+	"waybill/dispatch/leak"
 	"waybill/internal/control"
 	"waybill/outcome"
 	"waybill/routes"
@@ -228,6 +229,10 @@ func echoes(text, authorization string) bool {
 			if strings.Contains(text, secret[i:i+8]) {
 				return true
 			}
+		}
+		// Whole, in any spelling that answers are searched for.
+		if _, found := leak.New([]byte(secret)).MaskString(text); found > 0 {
+			return true
 		}
 	}
 	return false

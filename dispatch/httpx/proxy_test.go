@@ -3,7 +3,9 @@ package httpx
 import (
 	"context"
 	"encoding/base64"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"strconv"
@@ -70,6 +72,10 @@ func TestProxyFailures(t *testing.T) {
 			o.Upstream.Proxy.Scheme = "https"
 			return o
 		}, code: outcome.CodeProxyTunnelFailed, stage: outcome.StageTCPConnect, reason: "proxy_unknown_authority", final: true},
+		{name: "403 that repeats it in base 16", order: answers("HTTP/1.1 403 Forbidden\r\nProxy-Status: p; details=\"" + hex.EncodeToString([]byte(password)) + "\"\r\n\r\n"),
+			code: outcome.CodeProxyTunnelFailed, stage: outcome.StageTCPConnect, reason: "proxy_refused", status: 403, final: true},
+		{name: "403 that repeats it percent-encoded", order: answers("HTTP/1.1 403 Forbidden\r\nProxy-Status: p; details=\"" + percent(password) + "\"\r\n\r\n"),
+			code: outcome.CodeProxyTunnelFailed, stage: outcome.StageTCPConnect, reason: "proxy_refused", status: 403, final: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r.tr.cfg.Resolver = fixedResolver("10.1.2.3")
@@ -87,6 +93,15 @@ func TestProxyFailures(t *testing.T) {
 			}
 		})
 	}
+}
+
+// percent encodes every byte.
+func percent(s string) string {
+	var b strings.Builder
+	for i := range len(s) {
+		fmt.Fprintf(&b, "%%%02X", s[i])
+	}
+	return b.String()
 }
 
 type fixedResolver string

@@ -37,6 +37,21 @@ func TestSecretsManager(t *testing.T) {
 	if m, err = fetch("", 0); err != nil || string(m.Raw) != whole {
 		t.Errorf("whole: %v", err)
 	}
+	// The environment logs in and does not lead elsewhere (CONTRACT V2): neither endpoint nor proxy.
+	led := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		t.Errorf("the environment led to %s", r.URL)
+	}))
+	defer led.Close()
+	for _, v := range []string{"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SECRETS_MANAGER", "HTTPS_PROXY", "HTTP_PROXY"} {
+		t.Setenv(v, led.URL)
+	}
+	if m, err = fetch("key", 0); err != nil || string(m.Raw) != "CANARY-value" {
+		t.Errorf("with an endpoint in the environment: %v", err)
+	}
+	own, err := Source(inject.AWSSpec{Secret: "prod/api", Region: "eu-west-1"}, inject.CacheOptions{Timeout: 200 * time.Millisecond}).FetchRaw(t.Context())
+	if err == nil {
+		t.Errorf("AWS's own endpoint answered a test: %s", own.Version)
+	}
 	for name, tc := range map[string]struct {
 		status     int
 		kind, body string

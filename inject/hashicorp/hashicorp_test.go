@@ -74,6 +74,36 @@ func TestLoginsAndReads(t *testing.T) {
 	}
 }
 
+// What a login and a lease were made with was taken away: both are made anew, also when a
+// fetch runs at that moment.
+func TestForget(t *testing.T) {
+	contract.Covers(t, "C1")
+	s := newStore(t)
+	src := Source(inject.HashicorpSpec{Address: s.URL, Mount: "database", Path: "creds/ro", Field: "password", Dynamic: true, AppRole: &inject.AppRoleSpec{RoleID: "role"}}, Login{SecretID: file(t, "CANARY-secret-id")}, inject.CacheOptions{})
+	value := func() string {
+		t.Helper()
+		m, err := src.FetchRaw(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(m.Raw)
+	}
+	if value() != "CANARY-db-1" || value() != "CANARY-db-1" || s.Logins != 1 {
+		t.Fatalf("%d logins", s.Logins)
+	}
+	src.Forget()
+	if got := value(); got != "CANARY-db-2" || s.Logins != 2 || s.Renewed != 0 {
+		t.Errorf("%s, %d logins, %d renewals", got, s.Logins, s.Renewed)
+	}
+	r := &reader{}
+	r.mu.Lock()
+	r.forget() // does not wait
+	r.mu.Unlock()
+	if !r.forgotten.Load() {
+		t.Error("a fetch that runs keeps what it logged in with for the next one")
+	}
+}
+
 // A lease is renewed for as long as the store gives the whole of it.
 func TestLeases(t *testing.T) {
 	contract.Covers(t, "C1")

@@ -40,7 +40,7 @@ var arrows = map[string][]string{
 	// The one place where a credential's name meets its secret.
 	"dispatch":               {"dispatch/leak", "outcome", "routes", "inject", "inject/sigv4", "metrics", "internal/killpoint"},
 	"dispatch/leak":          {},
-	"dispatch/httpx":         {"dispatch", "outcome", "routes", "metrics", "internal/killpoint"},
+	"dispatch/httpx":         {"dispatch", "dispatch/leak", "outcome", "routes", "metrics", "internal/killpoint"},
 	"dispatch/sshx":          {"dispatch", "outcome", "routes", "internal/killpoint"},
 	"journal":                {"dispatch", "outcome", "metrics", "internal/killpoint", "journal/internal/hooks"},
 	"journal/internal/hooks": {},
@@ -115,7 +115,9 @@ var owners = []owner{
 	{"github.com/klauspost/compress/zstd", []string{"dispatch/leak"}, true},
 	{"golang.org/x/net/http2", []string{"proxy", "dispatch/httpx"}, true},
 	{"golang.org/x/net/idna", []string{"routes", "dispatch"}, false},
-	{"golang.org/x/net/websocket", []string{"internal/e2e"}, false}, // a peer for tests
+	{"golang.org/x/net/websocket", []string{"internal/e2e"}, false},      // a peer for tests
+	{"golang.org/x/net/dns/dnsmessage", []string{"internal/e2e"}, false}, // a name server for tests
+	{"github.com/godbus/dbus/v5", []string{"internal/testkit"}, false},   // a keyring for tests, with the library of go-keyring
 	{"golang.org/x/net/http/httpguts", []string{"routes", "inject", "proxy", "dispatch", "dispatch/httpx"}, false},
 	{"golang.org/x/crypto/ssh", []string{"dispatch", "dispatch/sshx", "proxy", "internal/config", "cmd/waybill"}, true}, // the SSH protocol, both sides
 	{"golang.org/x/crypto/chacha20poly1305", []string{"journal"}, false},                                                // sealed records; the standard library has it internally only
