@@ -49,7 +49,7 @@ func TestDialectOfTheRoute(t *testing.T) {
 			synctest.Wait()
 		}
 		b.tr.play = endWith(outcome.CodeRemoteOutcomeUnknown)
-		ask(post("pay.example.test", "/v1/charges", "{}"), 200, "application/json", `{"ok":false,"error":"REMOTE_OUTCOME_UNKNOWN","message":"Outcome unknown: do not repeat; reconcile act_`, outcome.CodeRemoteOutcomeUnknown)
+		ask(post("pay.example.test", "/v1/charges", "{}"), 200, "application/json", `{"ok":false,"error":"REMOTE_OUTCOME_UNKNOWN","response_metadata":{"messages":["[ERROR] Outcome unknown: do not repeat; reconcile act_`, outcome.CodeRemoteOutcomeUnknown)
 		ask(post("pay.example.test", "/v1/charges", "{}"), 200, "application/json", `{"ok":false,"error":"DUPLICATE_SUSPECTED"`, outcome.CodeDuplicateSuspected)
 		ask(post("broken.example.test", "/", "{}"), 200, "application/json", `{"ok":false,"error":"CREDENTIAL_MISSING"`, outcome.CodeCredentialMissing)
 		// No route, no dialect; and one that refuses has none.

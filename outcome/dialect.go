@@ -358,13 +358,14 @@ func (d Dialect) object(v said) any {
 		type metadata struct {
 			Messages []string `json:"messages"`
 		}
-		// The library shows the word; it logs the messages that begin like this.
+		// The library shows the word; it logs the messages that begin like this. There is
+		// no "message" beside them: in answers of chat.* it is an object, and a text in its
+		// place is a parse error to slack-go.
 		return struct {
 			OK       bool     `json:"ok"`
 			Error    string   `json:"error"`
-			Message  string   `json:"message"`
 			Metadata metadata `json:"response_metadata"`
-		}{false, pick(v.way, v.code, "ratelimited", v.code), v.message, metadata{[]string{"[ERROR] " + v.message}}}
+		}{false, pick(v.way, v.code, "ratelimited", v.code), metadata{[]string{"[ERROR] " + v.message}}}
 	case DialectDiscord:
 		if v.way == wayWaits {
 			return struct {

@@ -137,9 +137,9 @@ func TestDialectForms(t *testing.T) {
 		},
 		{
 			outcome.DialectSlack, js,
-			form{200, `{"ok":false,"error":"ROUTE_NOT_FOUND","message":"` + denied + `","response_metadata":{"messages":["[ERROR] ` + denied + `"]}}`},
-			form{429, `{"ok":false,"error":"ratelimited","message":"` + refused + `","response_metadata":{"messages":["[ERROR] ` + refused + `"]}}`},
-			form{200, `{"ok":false,"error":"REMOTE_TIMEOUT","message":"` + inJSON + `","response_metadata":{"messages":["[ERROR] ` + inJSON + `"]}}`},
+			form{200, `{"ok":false,"error":"ROUTE_NOT_FOUND","response_metadata":{"messages":["[ERROR] ` + denied + `"]}}`},
+			form{429, `{"ok":false,"error":"ratelimited","response_metadata":{"messages":["[ERROR] ` + refused + `"]}}`},
+			form{200, `{"ok":false,"error":"REMOTE_TIMEOUT","response_metadata":{"messages":["[ERROR] ` + inJSON + `"]}}`},
 		},
 		{
 			outcome.DialectDiscord, js,
@@ -339,6 +339,9 @@ func read(d outcome.Dialect, a outcome.Answer) (message, code string, err error)
 			m, _ := v.(map[string]any)
 			v = m[step]
 		}
+		if list, ok := v.([]any); ok && len(list) == 1 {
+			v = list[0] // a list of texts
+		}
 		switch v := v.(type) {
 		case string:
 			return v
@@ -360,7 +363,11 @@ func read(d outcome.Dialect, a outcome.Answer) (message, code string, err error)
 		if tree["ok"] != false {
 			return "", "", errors.New("it looks like a success")
 		}
-		return at("message"), at("error"), nil
+		// slack-go takes a "message" for the object that it is in answers of chat.*.
+		if _, has := tree["message"]; has {
+			return "", "", errors.New("it has a message")
+		}
+		return strings.TrimPrefix(at("response_metadata.messages"), "[ERROR] "), at("error"), nil
 	case outcome.DialectGraphQL:
 		if data, has := tree["data"]; !has || data != nil {
 			return "", "", errors.New("it looks like data")

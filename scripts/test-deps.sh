@@ -3,6 +3,7 @@
 # On Debian and its like as root; elsewhere it says what is missing and fails, since a test that cannot
 # run its program fails too. A new program gets a line here, and never a skip in a test.
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 missing=()
 programs=()
@@ -35,6 +36,15 @@ if [ ! -x /usr/sbin/sshd ]; then
   missing+=(openssh-server)  # a target for commands, started by the tests as a process of their own
 fi
 need node nodejs             # a client through the proxy
+need wget wget               # the same
+need javac default-jdk-headless  # the same: the clients of the JDK, run from their source
+for module in requests httpx h2; do
+  # Of the system's Python, which has Debian's packages; another one may come first in PATH.
+  if ! /usr/bin/python3 -c "import $module" >/dev/null 2>&1; then
+    programs+=("python3 with $module")
+    missing+=("python3-$module")
+  fi
+done
 need promtool prometheus      # rules, alerts and the queries of the dashboard
 need systemd-analyze systemd  # reads and rates the unit
 need ip iproute2              # the namespace in which the sidecar's rules are tried
@@ -62,12 +72,26 @@ inspector() {
   mkdir -p "$dir"
   npm install --prefix "$dir" --ignore-scripts --no-audit --no-fund --loglevel=error "@modelcontextprotocol/inspector@$inspector_version" >&2
 }
+
+# The client libraries of internal/e2e/testdata/sdk, and newer versions of Node than Debian's: half a gigabyte, for the long tests only.
+libraries() {
+  [ -n "${WAYBILL_TEST_LONG:-}" ] || return 0
+  local list=internal/e2e/testdata/sdk/package.json
+  local cache=${XDG_CACHE_HOME:-$HOME/.cache}
+  if [ "$(uname)" = Darwin ]; then cache=$HOME/Library/Caches; fi
+  local dir=$cache/waybill-testkit/sdk
+  if cmp -s "$list" "$dir/installed.json"; then return 0; fi
+  mkdir -p "$dir"
+  cp "$list" "$dir/package.json"
+  npm install --prefix "$dir" --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error >&2
+  cp "$list" "$dir/installed.json"
+}
 if [ -n "${WAYBILL_TEST_LONG:-}" ]; then
-  need npm npm               # installs the MCP inspector
+  need npm npm               # installs the MCP inspector and client libraries
   need ansible-playbook ansible-core # a client of the SSH endpoint
 fi
 
-[ ${#missing[@]} -gt 0 ] || { inspector; exit 0; }
+[ ${#missing[@]} -gt 0 ] || { inspector; libraries; exit 0; }
 
 echo "The tests need: ${programs[*]}" >&2
 if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" -ne 0 ]; then
@@ -89,3 +113,4 @@ if ! { apt-get -o Acquire::Retries=3 -q update && apt-get -o Acquire::Retries=3 
 fi
 echo "Installed: ${missing[*]}" >&2
 inspector
+libraries

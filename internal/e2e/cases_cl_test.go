@@ -43,7 +43,7 @@ func goClient(url string) int {
 		if resp, err = http.DefaultClient.Do(req); err == nil {
 			body, _ := io.ReadAll(resp.Body)
 			_ = resp.Body.Close()
-			fmt.Println(resp.StatusCode, string(body)) //nolint:forbidigo // the output of the program it plays
+			fmt.Println(req.URL.Path, resp.Proto, resp.StatusCode, string(body)) //nolint:forbidigo // the output of the program it plays
 			return 0
 		}
 	}

@@ -9,27 +9,37 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	"waybill/dispatch"
 	"waybill/internal/contract"
 	"waybill/internal/testkit"
 )
 
-// TestCaseGT01: git clones, fetches and pushes through the proxy with a token that
-// it does not have.
+// TestCaseGT01: git clones, fetches and pushes under "waybill run" with a token that it
+// does not have.
 func TestCaseGT01(t *testing.T) {
 	t.Run("GT-01", func(t *testing.T) {
 		contract.Covers(t, "V2", "G2")
 		bin := testkit.RequireTool(t, "git")
 		home := t.TempDir()
-		var proxyEnv []string
+		var b *bed
+		run := func(dir string, args ...string) (code int, out, errs string) {
+			c := testkit.Command{Path: bin, Args: args, Dir: dir, Env: []string{"HOME=" + home, "GIT_CONFIG_NOSYSTEM=1", "GIT_TERMINAL_PROMPT=0",
+				"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@b", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@b"}}
+			if slices.ContainsFunc(args, func(s string) bool { return slices.Contains([]string{"ls-remote", "clone", "fetch", "push"}, s) }) {
+				c.Path, c.Args = b.bin, append([]string{"run", "--", bin}, args...)
+				c.Env = append(c.Env, "WAYBILL_CONFIG="+b.config, "WAYBILL_DATA="+b.data)
+			}
+			return testkit.Run(t, c)
+		}
 		git := func(dir string, args ...string) string {
 			t.Helper()
-			code, out, errs := testkit.Run(t, testkit.Command{Path: bin, Args: args, Dir: dir, Env: append([]string{"HOME=" + home, "GIT_CONFIG_NOSYSTEM=1", "GIT_TERMINAL_PROMPT=0",
-				"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@b", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@b"}, proxyEnv...)})
+			code, out, errs := run(dir, args...)
 			if code != 0 {
 				t.Fatalf("git %v: %d %s %s", args, code, out, errs)
 			}
@@ -50,7 +60,7 @@ func TestCaseGT01(t *testing.T) {
 			Env: []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "REMOTE_USER=u", "HOME=" + home}, Stderr: &bytes.Buffer{}}
 		var expected atomic.Value // the Authorization field that the origin wants
 		var challenged atomic.Int64
-		var cut atomic.Bool
+		var cut atomic.Int64 // of an answer to a pack half of it, or all; of refs all
 		origin := testkit.NewOrigin(t, testkit.OriginConfig{TLS: ca.Server(gitHost), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("Authorization") != expected.Load() {
 				challenged.Add(1)
@@ -61,9 +71,15 @@ func TestCaseGT01(t *testing.T) {
 			if v := r.Header.Get("Git-Protocol"); v != "" {
 				r.Header.Set("Git-Protocol", v)
 			}
-			if cut.Load() && strings.HasSuffix(r.URL.Path, "/git-receive-pack") && r.ContentLength > 4 {
+			if cut.Load() == 3 && strings.HasSuffix(r.URL.Path, "/info/refs") {
+				panic(http.ErrAbortHandler)
+			}
+			if cut.Load() > 0 && strings.HasSuffix(r.URL.Path, "/git-receive-pack") && r.ContentLength > 4 {
 				whole := httptest.NewRecorder()
 				backend.ServeHTTP(whole, r)
+				if cut.Load() == 2 {
+					panic(http.ErrAbortHandler)
+				}
 				w.Header().Set("Content-Type", whole.Header().Get("Content-Type"))
 				w.Header().Set("Content-Length", strconv.Itoa(whole.Body.Len()))
 				_, _ = w.Write(whole.Body.Bytes()[:whole.Body.Len()/2])
@@ -72,11 +88,10 @@ func TestCaseGT01(t *testing.T) {
 			}
 			backend.ServeHTTP(w, r)
 		})})
-		b := newBed(t, ca, rigOptions{origins: map[string]string{gitHost: origin.Addr()}})
+		b = newBed(t, ca, rigOptions{origins: map[string]string{gitHost: origin.Addr()}})
 		b.ledgers[gitHost] = origin.Ledger
 		expected.Store("Basic " + base64.StdEncoding.EncodeToString([]byte("x-access-token:"+b.canary.Value())))
 		b.begin()
-		proxyEnv = []string{"https_proxy=http://" + b.addr, "GIT_SSL_CAINFO=" + b.roots}
 
 		url := "https://dummy:token@" + gitHost + "/r.git"
 		if n := strings.Count(git(root, "ls-remote", url), "\n"); n < 60 {
@@ -89,26 +104,27 @@ func TestCaseGT01(t *testing.T) {
 			t.Errorf("%d refs after the fetch", n)
 		}
 		big := make([]byte, 20_000_000)
-		if _, err := rand.Read(big); err != nil {
-			t.Fatal(err)
-		}
-		push := func(branch string, data []byte) (code int, errs string) {
+		push := func(branch, version string, data []byte) (code int, errs string) {
 			t.Helper()
 			if err := os.WriteFile(filepath.Join(work, "f"), data, 0o600); err != nil {
 				t.Fatal(err)
 			}
 			git(work, "add", "f")
 			git(work, "commit", "-q", "-m", branch)
-			code, _, errs = testkit.Run(t, testkit.Command{Path: bin, Args: []string{"push", "-q", "origin", "HEAD:" + branch}, Dir: work, Env: append([]string{"HOME=" + home, "GIT_CONFIG_NOSYSTEM=1", "GIT_TERMINAL_PROMPT=0"}, proxyEnv...)})
+			code, _, errs = run(work, "-c", "http.version="+version, "push", "-q", "origin", "HEAD:"+branch)
 			return code, errs
 		}
-		if code, errs := push("pushed", big); code != 0 {
-			t.Fatalf("push: %d %s", code, errs)
+		// The pack comes in chunks on HTTP/1.1, in frames on HTTP/2.
+		for branch, version := range map[string]string{"pushed": "HTTP/1.1", "pushed2": "HTTP/2"} {
+			_, _ = rand.Read(big) // nothing that a delta could shorten
+			if code, errs := push(branch, version, big); code != 0 {
+				t.Fatalf("push: %d %s", code, errs)
+			}
+			if here, there := git(work, "rev-parse", "HEAD"), git(repo, "rev-parse", "refs/heads/"+branch); here != there {
+				t.Errorf("pushed %s, there is %s", here, there)
+			}
+			git(repo, "fsck", "--strict", "refs/heads/"+branch)
 		}
-		if here, there := git(work, "rev-parse", "HEAD"), git(repo, "rev-parse", "refs/heads/pushed"); here != there {
-			t.Errorf("pushed %s, there is %s", here, there)
-		}
-		git(repo, "fsck", "--strict", "refs/heads/pushed")
 		// A push is two POSTs: a probe of four bytes, and the pack.
 		posts := func(suffix string) []testkit.Arrival {
 			return origin.Where(func(a testkit.Arrival) bool {
@@ -116,8 +132,8 @@ func TestCaseGT01(t *testing.T) {
 			})
 		}
 		packs := posts("/git-receive-pack")
-		if len(packs) != 2 || packs[0].BodyBytes != 4 || packs[1].BodyBytes < 20_000_000 {
-			t.Fatalf("%d POSTs of the push", len(packs))
+		if len(packs) != 4 || packs[0].BodyBytes != 4 || packs[1].BodyBytes < 20_000_000 || packs[2].BodyBytes != 4 || packs[3].BodyBytes < 20_000_000 {
+			t.Fatalf("%d POSTs of the pushes", len(packs))
 		}
 		gzipped := 0
 		for _, a := range posts("/git-upload-pack") {
@@ -137,21 +153,40 @@ func TestCaseGT01(t *testing.T) {
 			}
 		}
 		sent := sentTo(b.settle(t), "/r.git/git-receive-pack")
-		if len(sent) != 2 || sent[0].Outcome != "committed" || sent[1].Outcome != "committed" {
+		if len(sent) != 4 || slices.ContainsFunc(sent, func(v dispatch.ActionView) bool {
+			return v.Outcome != "committed" || !strings.HasPrefix(v.Caller, "session:")
+		}) {
 			t.Errorf("%+v", sent)
 		}
-		// Cut in the middle of its answer: git fails, and what happened is to be looked up.
-		cut.Store(true)
-		if code, _ := push("cut", append(big[:2_000_000:2_000_000], 'x')); code == 0 {
-			t.Error("git took half an answer for a whole one")
+		// The answer is cut in the middle, or does not come: git fails and does not push
+		// again. Of a POST it shows the status only; the account of "waybill run" says what
+		// to do. Whether the push happened is to be looked up.
+		for kind, facts := range map[string]string{"cut": incomplete, "lost": lost} {
+			before := len(posts("/git-receive-pack"))
+			cut.Store(1)
+			if kind == "lost" {
+				cut.Store(2)
+			}
+			_, _ = rand.Read(big[:200_000]) // less than git sends without a probe
+			if code, errs := push(kind, "HTTP/2", big[:200_000:200_000]); code == 0 || !strings.Contains(errs, "HTTP 424") || !strings.Contains(errs, ", retry: reconcile") {
+				t.Errorf("%s: exit code %d, %s", kind, code, errs)
+			}
+			cut.Store(0)
+			if n := len(posts("/git-receive-pack")) - before; n != 1 {
+				t.Errorf("%s: pushed %d times", kind, n)
+			}
+			v := sentTo(b.settle(t), "/r.git/git-receive-pack")[0]
+			if got := text(b.tell(t, v.InvocationID).Envelope.Facts()); got != facts {
+				t.Errorf("%s: %s", kind, got)
+			}
+			if !strings.Contains(git(root, "ls-remote", url), "refs/heads/"+kind) {
+				t.Errorf("%s: ls-remote does not tell that the push happened", kind)
+			}
 		}
-		cut.Store(false)
-		v := sentTo(b.settle(t), "/r.git/git-receive-pack")[0]
-		if got := text(b.tell(t, v.InvocationID).Envelope.Facts()); got != incomplete {
-			t.Errorf("the cut push: %s", got)
-		}
-		if !strings.Contains(git(root, "ls-remote", url), "refs/heads/cut") {
-			t.Error("ls-remote does not tell that the push happened")
+		// Of the listing of refs it shows the text.
+		cut.Store(3)
+		if code, _, errs := run(root, "ls-remote", url); code == 0 || !strings.Contains(errs, "remote: Outcome unknown: ") {
+			t.Errorf("refs: exit code %d, %s", code, errs)
 		}
 		for _, v := range b.settle(t) {
 			if v.Code == "DUPLICATE_SUSPECTED" {

@@ -1,107 +1,285 @@
 package e2e
 
 import (
+	"encoding/json"
+	"fmt"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"waybill/internal/contract"
 	"waybill/internal/testkit"
 )
 
-// sdkPackages are client libraries that agents use, and what takes them through a
-// proxy on a Node that reads no proxy variables.
-var sdkPackages = []string{"openai@6", "@anthropic-ai/sdk@1", "stripe@23", "@octokit/rest@22", "undici@6", "https-proxy-agent@7"}
-
-// sdkCalls makes one call with default retries: argv is the library, the proxy, the
-// host and the path below which its requests go. It prints how the call ended.
-const sdkCalls = `
-import {ProxyAgent} from 'undici'
-import {HttpsProxyAgent} from 'https-proxy-agent'
-import {readFileSync} from 'node:fs'
-const [lib, proxy, host, base] = process.argv.slice(2)
-const ca = readFileSync(process.env.NODE_EXTRA_CA_CERTS)
-const dispatcher = new ProxyAgent({uri: proxy, requestTls: {ca}})
-const fetchOptions = {dispatcher}
-const calls = {
-  async openai() {
-    const {default: OpenAI} = await import('openai')
-    const c = new OpenAI({apiKey: 'dummy', baseURL: 'https://' + host + base, fetchOptions})
-    return c.chat.completions.create({model: 'm', messages: []})
-  },
-  async anthropic() {
-    const {default: Anthropic} = await import('@anthropic-ai/sdk')
-    const c = new Anthropic({apiKey: 'dummy', baseURL: 'https://' + host + base, fetchOptions})
-    return c.messages.create({model: 'm', max_tokens: 1, messages: [{role: 'user', content: 'x'}]})
-  },
-  async stripe() {
-    const {default: Stripe} = await import('stripe')
-    const agent = new HttpsProxyAgent(proxy, {ca})
-    // It has no base path: its own one is routed like the others.
-    const c = new Stripe('sk_test_dummy', {host, protocol: 'https', httpAgent: agent, httpClient: Stripe.createNodeHttpClient(agent)})
-    return c.rawRequest('POST', base + '/charges', {amount: 5})
-  },
-  async octokit() {
-    const {Octokit} = await import('@octokit/rest')
-    const c = new Octokit({auth: 'dummy', baseUrl: 'https://' + host + base, request: {fetch: (u, o) => fetch(u, {...o, dispatcher})}})
-    return c.issues.create({owner: 'o', repo: 'r', title: 't'})
-  },
+// sdk is a client library with what its family needs.
+type sdk struct {
+	name    string // what the driver calls it
+	dialect string
+	// message is what the library shows of an outcome that is unknown; "": the
+	// instruction itself. Those that show a code only are named here.
+	message string
+	// returns sends again by itself what it may, within the driver's patience.
+	returns bool
 }
-await calls[lib]().then(() => console.log('done'), e => console.log('failed', e.status ?? e.statusCode ?? e.raw?.statusCode, e.message))
-process.exit(0)
-`
 
-// TestCaseRT04SDK runs real client libraries with their default retries against an
-// origin that applies the effect and is not heard of again. It installs them from npm,
-// and runs in make test-long; TestCases has their documented rules.
+// The libraries of npm (testdata/sdk) and of Go (module goclients).
+var (
+	npmSDKs = []sdk{
+		{name: "openai", dialect: "openai", returns: true}, {name: "vercel", dialect: "openai", returns: true}, {name: "anthropic", dialect: "anthropic", returns: true},
+		{name: "google", dialect: "google"}, {name: "stripe", dialect: "stripe", returns: true}, {name: "octokit", dialect: "github", returns: true},
+		{name: "slack", dialect: "slack", message: "REMOTE_", returns: true}, {name: "discord", dialect: "discord", returns: true}, {name: "graphql", dialect: "graphql"},
+		{name: "notion", dialect: "notion", returns: true}, {name: "huggingface", dialect: "huggingface"}, {name: "square", dialect: "square", returns: true},
+		{name: "kubernetes", dialect: "kubernetes"}, {name: "dynamodb", dialect: "aws-json", returns: true}, {name: "sts", dialect: "aws-query", returns: true},
+		{name: "ec2", dialect: "aws-ec2", returns: true}, {name: "s3", dialect: "aws-rest-xml", returns: true}, {name: "lambda", dialect: "aws-rest-json", returns: true},
+		{name: "axios", dialect: "default"},
+	}
+	goSDKs = []sdk{
+		{name: "openai", dialect: "openai", returns: true}, {name: "anthropic", dialect: "anthropic", returns: true}, {name: "stripe", dialect: "stripe"},
+		{name: "github", dialect: "github"}, {name: "slack", dialect: "slack", message: "REMOTE_"}, {name: "google", dialect: "google"}, {name: "kubernetes", dialect: "kubernetes", returns: true},
+		{name: "dynamodb", dialect: "aws-json", returns: true}, {name: "sts", dialect: "aws-query", returns: true}, {name: "s3", dialect: "aws-rest-xml", returns: true}, {name: "lambda", dialect: "aws-rest-json", returns: true},
+		{name: "retryablehttp", dialect: "default", returns: true},
+	}
+)
+
+// sdkEnds are the ways in which an origin that applied the effect is not heard of
+// again, or says something that libraries take for a reason to come again.
+var sdkEnds = map[string]testkit.Turn{
+	"lost":  dies(),
+	"cut":   testkit.Respond(testkit.Write("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"), testkit.Close()),
+	"stall": testkit.Respond(testkit.Stall()),
+	"502":   testkit.Respond(testkit.Reply(502, "bad gateway")),
+	"500":   testkit.Respond(testkit.Reply(500, `{"error":{"message":"no"}}`, "Content-Type", "application/json")),
+	"503":   testkit.Respond(testkit.Reply(503, `{"error":{"message":"later"}}`, "Content-Type", "application/json", "Retry-After", "1")),
+}
+
+// sdkBed is a proxy with a route for each dialect, all of whose hosts lead to one
+// origin: the base path in a request's target says how it ends.
+type sdkBed struct {
+	*bed
+	up *testkit.Upstream
+}
+
+func sdkHost(dialect string) string { return dialect + ".sdk.example.test" }
+
+var sdkBase = regexp.MustCompile(`/wb-[a-z0-9]+-([a-z0-9]+)-[a-z0-9]+(/|\?|$)`)
+
+func newSDKBed(t *testing.T, dialects []string) *sdkBed {
+	ca := testkit.NewCA(t)
+	var names []string
+	for _, d := range dialects {
+		names = append(names, sdkHost(d), "down-"+sdkHost(d))
+	}
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(names...), EarlyHandler: func(a testkit.Arrival) []testkit.Step {
+		m := sdkBase.FindStringSubmatch(a.Target)
+		if m == nil {
+			return []testkit.Step{testkit.ReadBody(), testkit.Reply(404, "no such base")}
+		}
+		return append([]testkit.Step{testkit.ReadBody()}, sdkEnds[m[1]].Steps...)
+	}})
+	var y strings.Builder
+	down := testkit.RefusingAddr(t)
+	for _, d := range dialects {
+		for _, host := range []string{sdkHost(d), "down-" + sdkHost(d)} {
+			addr := up.Addr()
+			if strings.HasPrefix(host, "down-") {
+				addr = down
+			}
+			fmt.Fprintf(&y, "  - name: %s\n    match: {host: %s}\n    dialect: %s\n    inject: [{header: Authorization, value: \"Bearer ${secret}\", credential: pay}]\n    limits: {timeout: 1s, tries: 1}\n    upstream: {roots: roots.pem, resolve: {%s: %q}}\n",
+				strings.ReplaceAll(host, ".", "-"), host, d, host, addr)
+		}
+	}
+	b := &sdkBed{bed: newBed(t, ca, rigOptions{routes: y.String()}), up: up}
+	b.begin()
+	return b
+}
+
+// ended is a line of a driver.
+type ended struct{ Base, End, Message string }
+
+// once has a driver make a call for each end, and holds what came of it to one effect.
+func (b *sdkBed) once(t *testing.T, lib sdk, form string, command func(...string) testkit.Command) {
+	ends := []string{"lost", "500"}
+	if form == lib.dialect {
+		ends = slices.Sorted(maps.Keys(sdkEnds))
+	}
+	base := func(end string) string {
+		return "/wb-" + lib.name + "-" + end + "-" + strings.ReplaceAll(form, "-", "")
+	}
+	const patience = 12 * time.Second // longer than the whole schedule of most
+	args := []string{lib.name, sdkHost(form), fmt.Sprint(patience.Milliseconds())}
+	for _, end := range ends {
+		args = append(args, base(end))
+	}
+	code, out, errs := testkit.Run(t, command(args...))
+	if code != 0 {
+		t.Errorf("exit code %d: %s %s", code, out, errs)
+	}
+	said := make(map[string]ended)
+	for line := range strings.Lines(out) {
+		var e ended
+		if json.Unmarshal([]byte(line), &e) == nil && e.Base != "" {
+			said[e.Base] = e
+		}
+	}
+	for _, end := range ends {
+		e := said[base(end)]
+		if n := len(b.up.Where(func(a testkit.Arrival) bool {
+			return strings.Contains(a.Target, base(end))
+		})); n != 1 {
+			t.Errorf("%s: %d effects: %+v", end, n, e)
+		}
+		// In a form that is not its own a library may go on trying for longer than
+		// anybody waits.
+		if own := form == lib.dialect; e.End != "failed" && (own || e.End != "late") {
+			t.Errorf("%s: %+v %s", end, e, errs)
+		} else if own && slices.Contains([]string{"lost", "cut", "stall"}, end) {
+			message := lib.message
+			if message == "" {
+				message = "do not repeat; reconcile act_"
+			}
+			if !strings.Contains(e.Message, message) {
+				t.Errorf("%s: the library does not show %q: %s", end, message, e.Message)
+			}
+		}
+		t.Logf("%s: %s: %.200s", end, e.End, e.Message)
+	}
+}
+
+// sdkFolder is where scripts/test-deps.sh installs what npm has for the long tests.
+func sdkFolder(t *testing.T) string {
+	t.Helper()
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(cache, "waybill-testkit", "sdk", "node_modules")
+}
+
+// inSDKFolder puts a script beside the installed packages, and returns its path.
+func inSDKFolder(t *testing.T, script string) string {
+	t.Helper()
+	text, err := os.ReadFile(script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, filepath.Base(script))
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(sdkFolder(t), filepath.Join(dir, "node_modules")); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// newNode returns a Node that follows proxy variables: "node24" or "node26". Where npm
+// has no binary of it the one in PATH has to be new enough.
+func newNode(t *testing.T, version string) string {
+	t.Helper()
+	arch := runtime.GOARCH
+	if arch == "amd64" {
+		arch = "x64"
+	}
+	pkg := strings.TrimSuffix(version, "24") + "-" + runtime.GOOS + "-" + arch
+	path := filepath.Join(sdkFolder(t), pkg, "bin", "node")
+	if _, err := os.Stat(path); err != nil {
+		return testkit.RequireTool(t, "node")
+	}
+	return path
+}
+
+// TestCaseRT04SDK runs client libraries of npm with their default retries against an
+// origin that applies the effect and is not heard of again: there is one effect, and
+// the library shows what to do. Each runs in its own dialect, and in the default form
+// where nobody configured one: then the guard (O3) is what stops those that come again.
+// It runs in make test-long; TestLibrariesDoWhatTheyMay has their documented rules.
 func TestCaseRT04SDK(t *testing.T) {
 	if !long() {
 		return
 	}
-	contract.Covers(t, "L7")
-	npm, node := testkit.RequireTool(t, "npm"), testkit.RequireTool(t, "node")
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "package.json"), []byte(`{"type":"module","private":true}`), 0o600); err != nil {
-		t.Fatal(err)
+	contract.Covers(t, "L7", "L8", "L9", "O3", "O4")
+	script := inSDKFolder(t, filepath.Join("testdata", "sdk", "calls.mjs"))
+	runSDKs(t, npmSDKs, testkit.Command{Path: newNode(t, "node24"), Args: []string{script}})
+}
+
+// TestCaseRT04GoSDK is the same with libraries of Go.
+func TestCaseRT04GoSDK(t *testing.T) {
+	if !long() {
+		return
 	}
-	if err := os.WriteFile(filepath.Join(dir, "calls.mjs"), []byte(sdkCalls), 0o600); err != nil {
-		t.Fatal(err)
+	contract.Covers(t, "L7", "L8", "L9", "O3", "O4")
+	bin := filepath.Join(t.TempDir(), "goclients")
+	build := exec.CommandContext(t.Context(), testkit.RequireTool(t, "go"), "build", "-o", bin, ".") // takes minutes the first time
+	build.Dir = "goclients"
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	if code, out, errs := testkit.Run(t, testkit.Command{Path: npm, Args: append([]string{"install", "--no-audit", "--no-fund", "--silent", "--ignore-scripts"}, sdkPackages...), Dir: dir}); code != 0 {
-		t.Fatalf("npm: %d %s %s", code, out, errs)
+	runSDKs(t, goSDKs, testkit.Command{Path: bin})
+}
+
+func runSDKs(t *testing.T, list []sdk, driver testkit.Command) {
+	dialects := []string{"default"}
+	for _, l := range list {
+		if !slices.Contains(dialects, l.dialect) {
+			dialects = append(dialects, l.dialect)
+		}
 	}
-	ca := testkit.NewCA(t)
-	b := newBed(t, ca, rigOptions{})
-	b.begin()
-	suffix := map[string]string{"openai": "/chat/completions", "anthropic": "/v1/messages", "stripe": "/charges", "octokit": "/repos/o/r/issues"}
-	for lib, rest := range suffix {
-		for end, turn := range map[string]testkit.Turn{
-			"lost":  dies(),
-			"cut":   testkit.Respond(testkit.Write("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"), testkit.Close()),
-			"stall": testkit.Respond(testkit.Stall()),
-			"502":   testkit.Respond(testkit.Reply(502, "bad gateway")),
-			"500":   testkit.Respond(testkit.Reply(500, `{"error":{"message":"no"}}`, "Content-Type", "application/json")),
-		} {
-			base := "/v1/slow/" + lib + "/" + end
-			b.on(payHost, base+rest, turn)
-			code, out, errs := testkit.Run(t, testkit.Command{Path: node, Args: []string{"calls.mjs", lib, "http://" + b.addr, payHost, base}, Dir: dir, Env: []string{"NODE_EXTRA_CA_CERTS=" + b.roots}})
-			if code != 0 || !strings.HasPrefix(out, "failed") {
-				t.Errorf("%s, %s: %d %s %s", lib, end, code, out, errs)
-			}
-			if n, sent := len(b.arrivals(payHost, base+rest)), len(sentTo(b.all(t), base+rest)); n != 1 || sent != 1 {
-				t.Errorf("%s after %s: sent %d times, %d arrivals: %s", lib, end, sent, n, out)
+	b := newSDKBed(t, dialects)
+	driver.Env = []string{"HTTPS_PROXY=http://" + b.addr, "NODE_USE_ENV_PROXY=1", "NO_PROXY=", "NODE_EXTRA_CA_CERTS=" + b.roots, "SSL_CERT_FILE=" + b.roots, "NODE_NO_WARNINGS=1"}
+	command := func(args ...string) testkit.Command {
+		c := driver
+		c.Args = append(slices.Clone(driver.Args), args...)
+		return c
+	}
+	t.Run("once", func(t *testing.T) {
+		places := make(chan struct{}, 3) // as many at a time
+		for _, lib := range list {
+			for _, form := range slices.Compact([]string{lib.dialect, "default"}) {
+				t.Run(lib.name+"/"+form, func(t *testing.T) {
+					t.Parallel()
+					places <- struct{}{}
+					defer func() { <-places }()
+					b.once(t, lib, form, command)
+				})
 			}
 		}
+	})
+	t.Run("again", func(t *testing.T) {
 		// Nothing left: those that come again by themselves may.
-		if lib == "octokit" {
-			continue
+		places := make(chan struct{}, 3)
+		for _, lib := range list {
+			t.Run(lib.name, func(t *testing.T) {
+				t.Parallel()
+				places <- struct{}{}
+				defer func() { <-places }()
+				base := "/wb-" + lib.name + "-down"
+				_, out, errs := testkit.Run(t, command(lib.name, "down-"+sdkHost(lib.dialect), "12000", base))
+				n := 0
+				for _, v := range b.all(t) {
+					if strings.Contains(v.Target, base) {
+						n++
+					}
+				}
+				if lib.returns != (n > 1) {
+					t.Errorf("sent %d times where it may come again: %s %s", n, out, errs)
+				}
+			})
 		}
-		base := "/v1/" + lib
-		_, out, _ := testkit.Run(t, testkit.Command{Path: node, Args: []string{"calls.mjs", lib, "http://" + b.addr, downHost, base}, Dir: dir, Env: []string{"NODE_EXTRA_CA_CERTS=" + b.roots}})
-		if n := len(sentTo(b.all(t), base+rest)); n < 2 {
-			t.Errorf("%s does not come again where it may: sent %d times: %s", lib, n, out)
+	})
+	for _, v := range b.settle(t) {
+		if v.Outcome == "not_attempted" && v.DispatchStarted {
+			t.Errorf("dispatched and not_attempted: %+v", v)
 		}
 	}
-	b.finish(t)
+	b.verify()
+	b.kill()
+	testkit.Search(t, b.canary, testkit.In(b.data), testkit.InString("log", b.logs.String()))
 }

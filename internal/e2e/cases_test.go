@@ -83,7 +83,7 @@ func newBed(t testing.TB, ca *testkit.CA, o rigOptions) *bed {
 		fmt.Sprintf("    upstream: {roots: roots.pem, resolve: {%s: %q}}\n", payHost, origins[payHost])
 	rest := "  - name: h2\n    match: {host: " + h2Host + "}\n" + bearer + up(h2Host) +
 		"  - name: llm\n    match: {host: " + llmHost + "}\n    delivery: stream\n" + key + up(llmHost) +
-		"  - name: git\n    match: {host: " + gitHost + "}\n    inject: [{header: Authorization, value: \"Basic ${basic:x-access-token}\", credential: pay}]\n" + up(gitHost) +
+		"  - name: git\n    match: {host: " + gitHost + "}\n    dialect: git\n    inject: [{header: Authorization, value: \"Basic ${basic:x-access-token}\", credential: pay}]\n" + up(gitHost) +
 		"  - name: evil\n    match: {host: " + evilHost + "}\n" + up(evilHost) +
 		"  - name: down\n    match: {host: " + downHost + "}\n    limits: {tries: 1}\n" + up(downHost) +
 		"  - name: store\n    match: {host: " + storeHost + "}\n    strip: [Authorization]\n" + up(storeHost)
