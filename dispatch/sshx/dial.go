@@ -67,7 +67,6 @@ func (t *Transport) dial(ctx context.Context, p *pool, o *dispatch.Order) (*conn
 		}
 		return nil, err
 	}
-	c.tap.hold.Store(true)
 	c.peer = &outcome.Peer{Address: address, Protocol: "ssh-2.0", HostKey: l.fingerprint}
 	go ssh.DiscardRequests(reqs)
 	go refuseChannels(chans)
@@ -137,7 +136,11 @@ func (l *login) handshake(ctx context.Context, t *tap) (ssh.Conn, <-chan ssh.New
 		ClientVersion: clientVersion,
 		Auth:          []ssh.AuthMethod{ssh.PublicKeys(l.signers...)},
 		AuthCallback: func(c *ssh.ClientAuthContext) (ssh.AuthMethod, error) {
-			// Called after each method that did not do; "none" is the first.
+			// Called after each method that did not do; "none" is the first. A method also fails
+			// with its connection, and that is no refusal.
+			if ctx.Err() != nil || t.failed.Load() {
+				return nil, nil
+			}
 			if slices.Contains(c.TriedMethods, "publickey") || !slices.Contains(c.AllowedMethods, "publickey") {
 				l.refused.Store(true)
 			}
@@ -149,6 +152,7 @@ func (l *login) handshake(ctx context.Context, t *tap) (ssh.Conn, <-chan ssh.New
 				return err
 			}
 			if !l.verified.Swap(true) {
+				t.hold.Store(true) // a refusal that comes before the end is seen before it
 				plain := key
 				if cert, ok := key.(*ssh.Certificate); ok {
 					plain = cert.Key

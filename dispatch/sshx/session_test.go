@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -253,6 +254,8 @@ func TestSetupFailures(t *testing.T) {
 	}{
 		{name: "silent", opts: testkit.SSHOptions{Silent: true}, code: outcome.CodeSSHHandshakeFailed, stage: outcome.StageTCPConnect, reason: "handshake_timeout"},
 		{name: "http", opts: testkit.SSHOptions{Banner: "HTTP/1.1 400 Bad Request\r\n\r\n"}, code: outcome.CodeSSHHandshakeFailed, stage: outcome.StageTCPConnect, reason: "handshake_cut"},
+		{name: "stalled", opts: testkit.SSHOptions{StallAuth: true}, code: outcome.CodeSSHHandshakeFailed, stage: outcome.StageSSHHostKey, reason: "handshake_timeout", keys: true},
+		{name: "cut", opts: testkit.SSHOptions{CutAuth: true}, code: outcome.CodeSSHHandshakeFailed, stage: outcome.StageSSHHostKey, reason: "handshake_cut", keys: true},
 		{name: "auth", opts: testkit.SSHOptions{RefuseAuth: true}, code: outcome.CodeSSHAuthFailed, stage: outcome.StageSSHHostKey, reason: "auth_refused", detail: `user "deploy"`, keys: true},
 		{name: "session", opts: testkit.SSHOptions{RefuseSession: true}, code: outcome.CodeSSHChannelRefused, stage: outcome.StageSSHAuth, reason: "prohibited", keys: true},
 		{name: "unknown host", change: func(o *dispatch.Order, _ *testkit.SSHServer) { o.Exec.SSH.KnownHosts = []byte("# nothing\n") },
@@ -281,7 +284,7 @@ func TestSetupFailures(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
 			defer cancel()
-			if tc.name != "silent" {
+			if tc.reason != "handshake_timeout" {
 				ctx = t.Context()
 			}
 			c, err := r.tr.Connect(ctx, o)
@@ -466,6 +469,72 @@ func TestReuse(t *testing.T) {
 	}
 	if !ok {
 		t.Error("no fresh connection after a broken one")
+	}
+}
+
+// A peer that fell silent is asked whether it is there: what runs on its connection is
+// unknown long before its deadline, and what comes next makes a connection of its own.
+func TestKeepalive(t *testing.T) {
+	contract.Covers(t, "E3", "G9")
+	r := newRig(t)
+	s := testkit.NewSSHServer(t, testkit.SSHOptions{})
+	var silent atomic.Bool // nothing passes any more, and nobody is told
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			up, err := net.Dial("tcp", s.Addr)
+			if err != nil {
+				return
+			}
+			for _, pair := range [][2]net.Conn{{c, up}, {up, c}} {
+				go func() {
+					mine := !silent.Load()
+					buf := make([]byte, 4096)
+					for {
+						n, err := pair[0].Read(buf)
+						if err != nil {
+							_ = pair[1].Close()
+							return
+						}
+						if mine && silent.Load() {
+							continue
+						}
+						_, _ = pair[1].Write(buf[:n])
+					}
+				}()
+			}
+		}
+	}()
+	o := r.order("box.test", s)
+	r.addr["box.test"] = l.Addr().String()
+	o.Exec.SSH.Keepalive = 50 * time.Millisecond
+	c, err := r.tr.Connect(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sink := newSink()
+	go func() {
+		<-sink.started
+		silent.Store(true)
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	begin := time.Now()
+	end := c.Exchange(ctx, outgoing("wait here"), full{sink})
+	c.Release()
+	if end.Complete || end.Code != outcome.CodeRemoteResultIncomplete || end.Reason != "connection_lost" || time.Since(begin) > 30*time.Second {
+		t.Errorf("%+v after %v", end, time.Since(begin))
+	}
+	if end, _ := r.exec(o, outgoing("exit0"), 5*time.Second); !end.Complete || s.Connections() != 2 {
+		t.Errorf("%+v, %d connections", end, s.Connections())
 	}
 }
 

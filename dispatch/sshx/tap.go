@@ -20,7 +20,7 @@ type tap struct {
 
 	once   sync.Once
 	failed atomic.Bool // a read failed, and the transport was told so
-	hold   atomic.Bool // errors are held back: after authentication
+	hold   atomic.Bool // errors are held back: from authentication on
 	in     atomic.Int64
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"waybill/dispatch"
 	"waybill/internal/contract"
 	"waybill/internal/testkit"
 )
@@ -147,6 +149,28 @@ func TestSSHLarge(t *testing.T) {
 		code, out, errs := s.cli("result", v.InvocationID)
 		if code != 0 || out != string(want["out"]) || errs != string(want["err"]) {
 			t.Errorf("stored: exit %d, %d and %d bytes", code, len(out), len(errs))
+		}
+		// From any chunk on, at the border of a frame (H4).
+		after := func(chunk int) (last int, out, errs []byte) {
+			var streams [2]bytes.Buffer
+			for last = chunk; ; {
+				part := s.api(t, fmt.Sprintf("/v1/actions/%s/result?after_chunk=%d", v.InvocationID, last))
+				n, _ := strconv.Atoi(part.Header.Get("Waybill-Last-Chunk"))
+				if part.Status != http.StatusPartialContent || n <= last {
+					return last, streams[0].Bytes(), streams[1].Bytes()
+				}
+				if err := dispatch.SplitOutput(bytes.NewReader(part.Body), &streams[0], &streams[1]); err != nil {
+					t.Fatal(err)
+				}
+				last = n
+			}
+		}
+		chunks, o, e := after(0)
+		if chunks < 80 || !bytes.Equal(o, want["out"]) || !bytes.Equal(e, want["err"]) {
+			t.Errorf("%d chunks, %d and %d bytes", chunks, len(o), len(e))
+		}
+		if _, o, e := after(chunks / 2); len(o)+len(e) == 0 || len(o)+len(e) >= 2*n || !bytes.HasSuffix(want["out"], o) || !bytes.HasSuffix(want["err"], e) {
+			t.Errorf("from chunk %d on: %d and %d bytes", chunks/2, len(o), len(e))
 		}
 		t.Logf("10 MiB on both streams: %v", g.took)
 	})

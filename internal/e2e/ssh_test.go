@@ -341,6 +341,16 @@ func TestSSHUnsupported(t *testing.T) {
 			t.Errorf("no word of scp -O: %s", g.stderr)
 		}
 	}
+	// What a client asks for beside a command: its agent is not forwarded, nor a port.
+	for name, args := range map[string][]string{"agent": {"-A"}, "port": {"-R", "127.0.0.1:0:127.0.0.1:1"}, "x11": {"-X"}} {
+		g := s.run(strings.NewReader(""), []string{"SSH_AUTH_SOCK=" + filepath.Join(s.dir, "none"), "DISPLAY=:9"}, "ssh", append(append(base, args...), "deploy@box.test", "exit 7")...)
+		if g.code != 7 || name == "port" && !strings.Contains(g.stderr, "forwarding failed") {
+			t.Errorf("%s: %+v", name, g)
+		}
+	}
+	if g := s.sshRun("box.test", "deploy", "exit 8", "-o", "ExitOnForwardFailure=yes", "-R", "127.0.0.1:0:127.0.0.1:1"); g.code != 255 || s.box.Ran("exit 8") != 0 {
+		t.Errorf("a client that insists on forwarding: %+v", g)
+	}
 	// With a command a terminal is not needed: it runs without.
 	if g := s.sshRun("box.test", "deploy", "exit0", "-tt"); g.code != 0 || !strings.Contains(g.stdout, "hi") {
 		t.Errorf("command with -t: %+v", g)
@@ -484,6 +494,10 @@ func TestSSHRealClients(t *testing.T) {
 	if g := s.run(bytes.NewReader(binary), nil, "ssh", "-F", s.conf, at, "cat"); g.code != 0 || g.stdout != string(binary) {
 		t.Errorf("cat: %d, %d bytes %s", g.code, len(g.stdout), g.stderr)
 	}
+	// An input that arrives while the command runs is digested, and marked so.
+	if ev := s.evidence(s.last().InvocationID); ev.Stdin != "streamed" || ev.StdinDigest != digest(binary) {
+		t.Errorf("%+v", ev)
+	}
 	// A background child keeps the channel open (SH-02).
 	if g := s.sshRun("real.test", s.user, "echo made; sleep 20 &"); g.code != 255 || g.took > 8*time.Second || s.last().Code != "REMOTE_RESULT_INCOMPLETE" {
 		t.Errorf("background child: %d after %v, %q", g.code, g.took, facts(s.last()))
@@ -531,11 +545,7 @@ func TestSSHRealClients(t *testing.T) {
 	}
 
 	// The key is in its file and nowhere else.
-	s.kill()
-	text := strings.Split(string(s.key), "\n")
-	canary := testkit.CanaryOf(text[4])
-	testkit.Search(t, canary, testkit.In(s.data), testkit.InString("log", s.logs.String()), testkit.In(s.conf))
-	testkit.RequireFound(t, canary, testkit.In(filepath.Join(s.dir, "key")))
+	s.keyNowhere()
 }
 
 // Many commands at once share connections, as many as the server's session limit asks

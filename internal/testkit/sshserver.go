@@ -46,6 +46,8 @@ type SSHOptions struct {
 	Authorized    ssh.PublicKey // nil: any key
 	Certificates  ssh.PublicKey // authority of user certificates that are let in; nil: none
 	RefuseAuth    bool
+	StallAuth     bool // never answers a key
+	CutAuth       bool // breaks the connection instead
 	RefuseSession bool
 	MaxSessions   int  // on one connection; 0: any number
 	RefuseEnv     bool // every env request fails
@@ -212,7 +214,13 @@ func (s *SSHServer) serve(c net.Conn) {
 		s.mu.Lock()
 		s.offered = append(s.offered, ssh.FingerprintSHA256(k))
 		s.mu.Unlock()
-		if s.opts.RefuseAuth {
+		if s.opts.StallAuth {
+			<-s.release
+		}
+		if s.opts.CutAuth {
+			_ = c.Close()
+		}
+		if s.opts.RefuseAuth || s.opts.StallAuth || s.opts.CutAuth {
 			return nil, errSSHRefused
 		}
 		if cert, ok := k.(*ssh.Certificate); ok && s.opts.Certificates != nil {
