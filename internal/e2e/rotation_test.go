@@ -7,9 +7,11 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"waybill/internal/contract"
 	"waybill/internal/killpoint"
@@ -160,4 +162,93 @@ func TestRotationSurvivesKill(t *testing.T) {
 			testkit.Search(t, s.canary, testkit.InString("answer", body), testkit.InString("log", r.logs.String()), testkit.In(filepath.Join(r.data, "journal")))
 		})
 	}
+}
+
+// TestHundredCallersOneRefresh: a hundred callers of the real binary wait on one expired
+// token; it is renewed once, and all of them get the new one.
+func TestHundredCallersOneRefresh(t *testing.T) {
+	contract.Covers(t, "C1")
+	ca := testkit.NewCA(t)
+	canary := testkit.NewCanary(t)
+	var mu sync.Mutex
+	grants := 0
+	all := make(chan struct{}) // closed when a hundred requests are on their way
+	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		grants++
+		n, life := grants, 3600
+		mu.Unlock()
+		if n == 1 {
+			life = 1
+		} else {
+			select {
+			case <-all:
+			case <-time.After(patience):
+			}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]any{"access_token": fmt.Sprintf("%s-%d", canary.Value(), n), "token_type": "bearer", "expires_in": life})
+	}))
+	t.Cleanup(endpoint.Close)
+	const host = "turn.example.test"
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(host)})
+	r := newRig(t, ca, rigOptions{
+		top:    "  turn: {from: {oauth: {token_url: \"" + endpoint.URL + "\", client_id: c, client_secret: {file: secret}}}, timeout: 30s}\n",
+		routes: fmt.Sprintf("  - name: turn\n    match: {host: %s}\n    upstream: {roots: roots.pem, resolve: {%s: %q}}\n    inject: [{header: Authorization, value: \"Bearer ${secret}\", credential: turn}]\n", host, host, up.Addr()),
+	})
+	r.start()
+	client := testkit.NewClient(t, testkit.ClientConfig{Proxy: r.addr, Roots: r.roots(), Timeout: time.Minute})
+	send := func(i int) {
+		if resp := testkit.Send(t, client, http.MethodPost, fmt.Sprintf("https://%s/v1/%d", host, i), "a"); resp.Status != 200 {
+			t.Errorf("%d: %d %.300s", i, resp.Status, resp.Body)
+		}
+	}
+	send(0)
+	time.Sleep(time.Second) // the life of the token
+	before := len(up.Arrivals())
+	var pool sync.WaitGroup
+	for i := range 100 {
+		pool.Go(func() { send(i + 1) })
+	}
+	// All of them wait: they are accepted, and none has arrived.
+	testkit.Eventually(t, func() error {
+		if n := inFlight(t, r); n < 100 {
+			return fmt.Errorf("%d in flight", n)
+		}
+		return nil
+	})
+	if n := len(up.Arrivals()); n != before {
+		t.Errorf("%d arrived with an expired token", n-before)
+	}
+	close(all)
+	pool.Wait()
+	mu.Lock()
+	defer mu.Unlock()
+	if grants != 2 {
+		t.Errorf("%d refreshes for a hundred callers", grants-1)
+	}
+	for _, a := range up.Arrivals()[before:] {
+		if got := strings.Join(a.Values("Authorization"), ""); got != fmt.Sprintf("Bearer %s-2", canary.Value()) {
+			t.Errorf("%s came with another token", a.Target)
+		}
+	}
+	if n := len(up.Arrivals()) - before; n != 100 {
+		t.Errorf("%d arrived", n)
+	}
+}
+
+// inFlight is the gauge of actions that have not ended.
+func inFlight(t *testing.T, r *rig) int {
+	t.Helper()
+	for _, line := range strings.Split(get(t, r.meters), "\n") {
+		if v, ok := strings.CutPrefix(line, "waybill_actions_in_flight "); ok {
+			n, err := strconv.Atoi(v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatal("no gauge of actions in flight")
+	return 0
 }

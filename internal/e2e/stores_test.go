@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -91,4 +92,45 @@ func TestStoresAreAskedThemselves(t *testing.T) {
 	if _, err := os.Stat(roots); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestVaultInTheKeyring: a vault whose key is in the operating system's keyring opens by
+// itself when the proxy starts, and stays locked while the keyring does (CONTRACT C1).
+func TestVaultInTheKeyring(t *testing.T) {
+	contract.Covers(t, "C1", "C2")
+	ca := testkit.NewCA(t)
+	ring, canary := testkit.NewSecretService(t), testkit.NewCanary(t)
+	const host = "vault.example.test"
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(host)})
+	r := newRig(t, ca, rigOptions{
+		top:    "  own: {from: {vault: own}}\n",
+		routes: "  - name: own\n    match: {host: " + host + "}\n    upstream: {roots: roots.pem, resolve: {" + host + ": \"" + up.Addr() + "\"}}\n    inject: [{header: X-Key, value: \"${secret}\", credential: own}]\n",
+	})
+	r.env = []string{ring.Env}
+	said := r.must("", "vault", "init", "--keyring") + r.must(canary.Value(), "vault", "set", "own")
+	ask := func(want int, text string) {
+		t.Helper()
+		client := testkit.NewClient(t, testkit.ClientConfig{Proxy: r.addr, Roots: r.roots(), Timeout: patience})
+		if resp := testkit.Send(t, client, http.MethodPost, "https://"+host+"/v1/x", "a"); resp.Status != want || !strings.Contains(string(resp.Body), text) {
+			t.Errorf("%d %.300s, want %d %s", resp.Status, resp.Body, want, text)
+		}
+	}
+	r.start()
+	ask(200, "ok")
+	r.kill()
+	ring.Lock(true)
+	r.start()
+	ask(http.StatusForbidden, "VAULT_LOCKED")
+	if code, _, errs := r.cli("vault", "unlock"); code == 0 {
+		t.Errorf("a locked keyring opened the vault: %s", errs)
+	}
+	ring.Lock(false)
+	said += r.must("", "vault", "unlock")
+	ask(200, "ok")
+	r.kill()
+	if n := up.Count("", ""); n != 2 {
+		t.Errorf("%d arrived", n)
+	}
+	testkit.RequireFound(t, canary, testkit.InBytes("origin", up.Arrivals()[0].RawHead))
+	testkit.Search(t, canary, testkit.InString("log", r.logs.String()), testkit.InString("commands", said), testkit.In(filepath.Join(r.data, "vault")))
 }
