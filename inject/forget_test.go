@@ -53,7 +53,7 @@ func TestForgetVault(t *testing.T) {
 		}
 		return string(r.Secret.Expose())
 	}
-	if get("made") != "token-1" || get("made") != "token-1" || get("other") != "o" {
+	if first := get("made"); first != "token-1" || get("made") != first || get("other") != "o" {
 		t.Fatal("nothing is held")
 	}
 	locked = NewError(outcome.CodeVaultLocked, ReasonLocked, nil)

@@ -88,7 +88,7 @@ func TestForget(t *testing.T) {
 		}
 		return string(m.Raw)
 	}
-	if value() != "CANARY-db-1" || value() != "CANARY-db-1" || s.Logins != 1 {
+	if first := value(); first != "CANARY-db-1" || value() != first || s.Logins != 1 {
 		t.Fatalf("%d logins", s.Logins)
 	}
 	src.Forget()
