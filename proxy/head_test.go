@@ -14,84 +14,11 @@ import (
 	"time"
 
 	"waybill/internal/contract"
+	"waybill/internal/testkit"
 	"waybill/outcome"
 )
 
 const h11 = "Host: pay.example.test\r\n"
-
-// smuggling lists request heads that two readers could take for different things,
-// each with the one answer it gets (RFC 9112, journal-durability section 9).
-var smuggling = []struct {
-	name, wire, reason string
-	code               outcome.Code
-}{
-	{"CL.TE", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nG", "te_and_length", outcome.CodeInvalidRequest},
-	{"TE.CL", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n8\r\nSMUGGLED\r\n0\r\n\r\n", "te_and_length", outcome.CodeInvalidRequest},
-	{"TE identity", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Transfer-Encoding: identity\r\n\r\n", "unknown_te", outcome.CodeInvalidRequest},
-	{"TE xchunked", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Transfer-Encoding: xchunked\r\n\r\n", "unknown_te", outcome.CodeInvalidRequest},
-	{"TE chunked, identity", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Transfer-Encoding: chunked, identity\r\n\r\n", "unknown_te", outcome.CodeInvalidRequest},
-	{"TE gzip, chunked", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Transfer-Encoding: gzip, chunked\r\n\r\n", "unknown_te", outcome.CodeInvalidRequest},
-	{"TE quoted", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Transfer-Encoding: \"chunked\"\r\n\r\n", "unknown_te", outcome.CodeInvalidRequest},
-	{"TE empty", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Transfer-Encoding:\r\n\r\n", "unknown_te", outcome.CodeInvalidRequest},
-	{"TE twice", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", "unknown_te", outcome.CodeInvalidRequest},
-	{"TE vertical tab", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Transfer-Encoding: \x0bchunked\r\n\r\n", "control_byte", outcome.CodeInvalidRequest},
-	{"TE on 1.0", "POST http://pay.example.test/ HTTP/1.0\r\n" + h11 + "Transfer-Encoding: chunked\r\n\r\n", "te_in_http10", outcome.CodeInvalidRequest},
-	{"TE space before colon", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Transfer-Encoding : chunked\r\n\r\n", "space_before_colon", outcome.CodeInvalidRequest},
-	{"TE folded", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Transfer-Encoding:\r\n chunked\r\n\r\n", "obs_fold", outcome.CodeInvalidRequest},
-	{"first field folded", "GET http://pay.example.test/ HTTP/1.1\r\n X: y\r\n" + h11 + "\r\n", "obs_fold", outcome.CodeInvalidRequest},
-	{"CL differ", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Content-Length: 1\r\nContent-Length: 2\r\n\r\n", "duplicate_length", outcome.CodeInvalidRequest},
-	{"CL twice", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Content-Length: 1\r\nContent-Length: 1\r\n\r\nx", "duplicate_length", outcome.CodeInvalidRequest},
-	{"CL list", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Content-Length: 1, 1\r\n\r\nx", "bad_length", outcome.CodeInvalidRequest},
-	{"CL sign", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Content-Length: +1\r\n\r\nx", "bad_length", outcome.CodeInvalidRequest},
-	{"CL minus", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Content-Length: -1\r\n\r\n", "bad_length", outcome.CodeInvalidRequest},
-	{"CL hex", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Content-Length: 0x1\r\n\r\nx", "bad_length", outcome.CodeInvalidRequest},
-	{"CL underscore", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Content-Length: 1_0\r\n\r\nx", "bad_length", outcome.CodeInvalidRequest},
-	{"CL empty", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Content-Length:\r\n\r\n", "bad_length", outcome.CodeInvalidRequest},
-	{"CL huge", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Content-Length: 99999999999999999999\r\n\r\n", "bad_length", outcome.CodeInvalidRequest},
-	{"CL space before colon", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Content-Length : 1\r\n\r\nx", "space_before_colon", outcome.CodeInvalidRequest},
-	{"bare LF", "GET http://pay.example.test/ HTTP/1.1\nHost: pay.example.test\n\n", "bare_lf", outcome.CodeInvalidRequest},
-	{"bare LF in a field", "GET http://pay.example.test/ HTTP/1.1\r\n" + h11 + "X: a\nY: b\r\n\r\n", "bare_lf", outcome.CodeInvalidRequest},
-	{"bare CR", "GET http://pay.example.test/ HTTP/1.1\r\n" + h11 + "X: a\rY: b\r\n\r\n", "bare_cr", outcome.CodeInvalidRequest},
-	{"CR before CRLF", "GET http://pay.example.test/ HTTP/1.1\r\n" + h11 + "X: a\r\r\n\r\n", "bare_cr", outcome.CodeInvalidRequest},
-	{"NUL in a value", "GET http://pay.example.test/ HTTP/1.1\r\n" + h11 + "X: a\x00b\r\n\r\n", "control_byte", outcome.CodeInvalidRequest},
-	{"NUL in a name", "GET http://pay.example.test/ HTTP/1.1\r\n" + h11 + "X\x00: a\r\n\r\n", "control_byte", outcome.CodeInvalidRequest},
-	{"no colon", "GET http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Garbage\r\n\r\n", "no_colon", outcome.CodeInvalidRequest},
-	{"empty name", "GET http://pay.example.test/ HTTP/1.1\r\n" + h11 + ": a\r\n\r\n", "bad_field_name", outcome.CodeInvalidRequest},
-	{"name not a token", "GET http://pay.example.test/ HTTP/1.1\r\n" + h11 + "X(y): a\r\n\r\n", "bad_field_name", outcome.CodeInvalidRequest},
-	{"no Host", "GET http://pay.example.test/ HTTP/1.1\r\n\r\n", "missing_host", outcome.CodeInvalidRequest},
-	{"two Hosts", "GET http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Host: evil.example.test\r\n\r\n", "duplicate_host", outcome.CodeInvalidRequest},
-	{"equal Hosts", "GET http://pay.example.test/ HTTP/1.1\r\n" + h11 + h11 + "\r\n", "duplicate_host", outcome.CodeInvalidRequest},
-	{"Host with a space", "GET http://pay.example.test/ HTTP/1.1\r\nHost: pay.example.test evil\r\n\r\n", "malformed_host", outcome.CodeInvalidTarget},
-	{"Host not ASCII", "GET http://pay.example.test/ HTTP/1.1\r\nHost: p\xc3\xa4y.example.test\r\n\r\n", "malformed_host", outcome.CodeInvalidTarget},
-	{"method not a token", "GE(T http://pay.example.test/ HTTP/1.1\r\n" + h11 + "\r\n", "bad_method", outcome.CodeInvalidRequest},
-	{"method too long", strings.Repeat("A", 40) + " http://pay.example.test/ HTTP/1.1\r\n" + h11 + "\r\n", "bad_method", outcome.CodeInvalidRequest},
-	{"leading space", " GET http://pay.example.test/ HTTP/1.1\r\n" + h11 + "\r\n", "bad_method", outcome.CodeInvalidRequest},
-	{"TLS to the plain port", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "control_byte", outcome.CodeInvalidRequest},
-	{"HTTP/0.9", "GET /\r\n", "bad_version", outcome.CodeInvalidRequest},
-	{"HTTP/2.0", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "bad_version", outcome.CodeInvalidRequest},
-	{"HTTP/1.2", "GET http://pay.example.test/ HTTP/1.2\r\n" + h11 + "\r\n", "bad_version", outcome.CodeInvalidRequest},
-	{"version in lower case", "GET http://pay.example.test/ http/1.1\r\n" + h11 + "\r\n", "bad_version", outcome.CodeInvalidRequest},
-	{"two spaces", "GET  http://pay.example.test/ HTTP/1.1\r\n" + h11 + "\r\n", "bad_version", outcome.CodeInvalidRequest},
-	{"space in the target", "GET http://pay.example.test/a b HTTP/1.1\r\n" + h11 + "\r\n", "bad_version", outcome.CodeInvalidRequest},
-	{"target not ASCII", "GET http://pay.example.test/\xc3\xa4 HTTP/1.1\r\n" + h11 + "\r\n", "bad_byte", outcome.CodeInvalidTarget},
-	{"fragment", "GET http://pay.example.test/#x HTTP/1.1\r\n" + h11 + "\r\n", "fragment", outcome.CodeInvalidTarget},
-	{"bad escape", "GET http://pay.example.test/%zz HTTP/1.1\r\n" + h11 + "\r\n", "malformed_target", outcome.CodeInvalidTarget},
-	{"other scheme", "GET ftp://pay.example.test/ HTTP/1.1\r\n" + h11 + "\r\n", "target_form", outcome.CodeInvalidTarget},
-	{"no scheme", "GET pay.example.test/ HTTP/1.1\r\n" + h11 + "\r\n", "target_form", outcome.CodeInvalidTarget},
-	{"empty authority", "GET http:///x HTTP/1.1\r\n" + h11 + "\r\n", "empty_authority", outcome.CodeInvalidTarget},
-	{"asterisk with GET", "GET * HTTP/1.1\r\n" + h11 + "\r\n", "asterisk_form", outcome.CodeInvalidTarget},
-	{"CONNECT with a path", "CONNECT pay.example.test:443/x HTTP/1.1\r\n" + h11 + "\r\n", "target_form", outcome.CodeInvalidTarget},
-	{"CONNECT with a URL", "CONNECT https://pay.example.test/ HTTP/1.1\r\n" + h11 + "\r\n", "target_form", outcome.CodeInvalidTarget},
-	{"CONNECT without port", "CONNECT pay.example.test HTTP/1.1\r\n" + h11 + "\r\n", "port_missing", outcome.CodeInvalidTarget},
-	{"CONNECT port 0", "CONNECT pay.example.test:0 HTTP/1.1\r\n" + h11 + "\r\n", "bad_port", outcome.CodeInvalidTarget},
-	{"CONNECT port too high", "CONNECT pay.example.test:65536 HTTP/1.1\r\n" + h11 + "\r\n", "bad_port", outcome.CodeInvalidTarget},
-	{"CONNECT with user", "CONNECT a@pay.example.test:443 HTTP/1.1\r\n" + h11 + "\r\n", "target_form", outcome.CodeInvalidTarget},
-	{"CONNECT with body", "CONNECT pay.example.test:443 HTTP/1.1\r\n" + h11 + "Content-Length: 5\r\n\r\nhello", "connect_with_body", outcome.CodeInvalidRequest},
-	{"CONNECT chunked", "CONNECT pay.example.test:443 HTTP/1.1\r\n" + h11 + "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "connect_with_body", outcome.CodeInvalidRequest},
-	{"unknown expectation", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Expect: 200-ok\r\nContent-Length: 1\r\n\r\nx", "unknown_expectation", outcome.CodeInvalidRequest},
-	{"framing trailer", "POST http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Transfer-Encoding: chunked\r\nTrailer: Content-Length\r\n\r\n0\r\n\r\n", "forbidden_trailer", outcome.CodeInvalidRequest},
-	{"0.CL with Expect", "GET http://pay.example.test/ HTTP/1.1\r\n" + h11 + "Expect: 100-continue, 100-continue\r\nContent-Length: 30\r\n\r\nGET / HTTP/1.1\r\nHost: evil\r\n\r\n", "unknown_expectation", outcome.CodeInvalidRequest},
-}
 
 // TestSmugglingHeads sends each head over a real socket: one envelope with the
 // expected code and reason, a record of the refusal, and the connection closed. No
@@ -99,12 +26,12 @@ var smuggling = []struct {
 func TestSmugglingHeads(t *testing.T) {
 	contract.Covers(t, "B1", "B2", "L1", "M6")
 	b := newBed(t)
-	for _, c := range smuggling {
+	for _, c := range testkit.SmugglingHeads() {
 		for _, place := range []string{"first", "second"} {
-			t.Run(c.name+"/"+place, func(t *testing.T) {
+			t.Run(c.Name+"/"+place, func(t *testing.T) {
 				conn := b.dial()
 				r := bufio.NewReader(conn)
-				wire := c.wire
+				wire := c.Wire
 				if place == "second" {
 					// Pipelined behind a good request: it is answered in its turn.
 					wire = "POST http://pay.example.test/good HTTP/1.1\r\n" + h11 + "Content-Length: 2\r\n\r\nhi" + wire
@@ -119,10 +46,10 @@ func TestSmugglingHeads(t *testing.T) {
 				}
 				a := readAnswer(t, r, "GET")
 				env := a.envelope(t)
-				if env.Error.Code != c.code || env.Evidence.Reason != c.reason {
-					t.Errorf("got %s %q, want %s %q", env.Error.Code, env.Evidence.Reason, c.code, c.reason)
+				if env.Error.Code.String() != c.Code || env.Evidence.Reason != c.Reason {
+					t.Errorf("got %s %q, want %s %q", env.Error.Code, env.Evidence.Reason, c.Code, c.Reason)
 				}
-				if want := outcome.Lookup(c.code).Status; a.status != want {
+				if want := outcome.Lookup(env.Error.Code).Status; a.status != want {
 					t.Errorf("status %d, want %d", a.status, want)
 				}
 				if env.Evidence.Field == "" || env.InvocationID == "" || a.header.Get("Waybill-Invocation") != env.InvocationID {
@@ -309,8 +236,8 @@ func acceptHead(wire []byte) (headInfo, int, bool) {
 // FuzzRequestHead holds the head check to its promise: what it accepts is accepted by
 // net/http, with the same method, target and framing; and the handler runs.
 func FuzzRequestHead(f *testing.F) {
-	for _, c := range smuggling {
-		f.Add([]byte(c.wire))
+	for _, c := range testkit.SmugglingHeads() {
+		f.Add([]byte(c.Wire))
 	}
 	for _, s := range []string{
 		"GET http://a/ HTTP/1.1\r\nHost: a\r\n\r\n", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", "CONNECT a:443 HTTP/1.0\r\n\r\n",

@@ -3,7 +3,7 @@
 # internal/bench. Settings, all optional:
 #   QUICK=1 | FULL=1     about 3 minutes | the whole cross product, about 45 minutes (default: about 20)
 #   BENCH_ONLY=REGEXP    scenarios by name, as intercepted/1KiB/c16/keep-alive
-#   BENCH_SYSTEMS=REGEXP systems by name: waybill, waybill-relaxed, waybill-ram, nethttp, squid, mitmproxy
+#   BENCH_SYSTEMS=REGEXP systems by name: waybill, waybill-relaxed, waybill-ram, waybill-guard, waybill-noguard, nethttp, squid, mitmproxy
 #   BENCH_DIR=FOLDER     where the journal of the strict runs lies: on the disk to measure (default: the temporary folder)
 #   BENCH_RIVALS=0       leave out what comes from Debian packages
 #   BENCH_NOTE="…"       text to print beside the numbers, such as what else the machine did
@@ -17,6 +17,7 @@ out=bin/bench
 mkdir -p "$out"
 
 CGO_ENABLED=0 go build -trimpath -o "$out/waybill" ./cmd/waybill
+CGO_ENABLED=0 go build -trimpath -tags waybill_controls -o "$out/waybill-controls" ./cmd/waybill
 CGO_ENABLED=0 go build -trimpath -o "$out/waybill-bench" ./internal/bench/cmd/waybill-bench
 # The base is a module of its own, so that goproxy stays out of every package but proxy.
 CGO_ENABLED=0 go -C internal/bench/baseline build -trimpath -o "$PWD/$out/goproxy" .
@@ -45,4 +46,4 @@ done
 [ -z "${FULL:-}" ] || args+=(-size full)
 [ -z "${JSON:-}" ] || args+=(-json)
 [ -z "${WRITE:-}" ] || args+=(-write docs/benchmarks.md)
-exec "$out/waybill-bench" run "${args[@]}" -only "${BENCH_ONLY:-}" -systems "$systems" -note "${BENCH_NOTE:-}" -command "$command" "${more[@]}"
+exec "$out/waybill-bench" run "${args[@]}" -controls "$out/waybill-controls" -only "${BENCH_ONLY:-}" -systems "$systems" -note "${BENCH_NOTE:-}" -command "$command" "${more[@]}"

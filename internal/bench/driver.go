@@ -23,6 +23,9 @@ type Options struct {
 	Self    string // path of this driver, which is also origin and load generator; required
 	Dir     string // where the journal of the strict runs lies: on a real disk; default: the system's temporary folder
 	Source  string // root of the module, for the journal's own benchmark; "": left out
+	// Controls is the path of a build with the tag waybill_controls, by which the leak
+	// guard is measured; "": it is not.
+	Controls string
 	// Compare are further builds of Waybill by name: each runs, strict, as one more
 	// system, which is how a change is judged against what was before it.
 	Compare map[string]string
@@ -54,6 +57,12 @@ func (o *Options) defaults() error {
 	for _, p := range []*string{&o.Waybill, &o.Goproxy, &o.Self} {
 		var err error
 		if *p, err = filepath.Abs(*p); err != nil {
+			return fmt.Errorf("bench: %w", err)
+		}
+	}
+	if o.Controls != "" {
+		var err error
+		if o.Controls, err = filepath.Abs(o.Controls); err != nil {
 			return fmt.Errorf("bench: %w", err)
 		}
 	}
@@ -220,6 +229,7 @@ func newDriver(ctx context.Context, o Options) (*driver, error) {
 	}
 	d.rig = r
 	r.waybill, r.compare, r.goproxy, r.self, r.flags = o.Waybill, o.Compare, o.Goproxy, o.Self, []string{"--log-level", o.LogLevel}
+	r.controls = o.Controls
 	if r.ram, err = os.MkdirTemp("/dev/shm", "wbb"); err != nil {
 		r.ram = ""
 	}
@@ -318,14 +328,15 @@ func (d *driver) stopSystems() {
 // scenario measures every system in every round, in an order that turns: nobody is
 // always the one after the heaviest.
 func (d *driver) scenario(ctx context.Context, s Scenario) error {
-	results := make([]Result, len(d.systems))
-	for i, sys := range d.systems {
+	systems := slices.DeleteFunc(slices.Clone(d.systems), func(sys *system) bool { return sys.only != nil && !sys.only(s) })
+	results := make([]Result, len(systems))
+	for i, sys := range systems {
 		results[i] = Result{Scenario: s, Name: s.Name(), System: sys.Name}
 	}
 	for round := range d.opt.Rounds {
-		for k := range d.systems {
-			i := (k + round) % len(d.systems)
-			sys, res := d.systems[i], &results[i]
+		for k := range systems {
+			i := (k + round) % len(systems)
+			sys, res := systems[i], &results[i]
 			if res.Failed != "" {
 				continue
 			}

@@ -188,6 +188,9 @@ func (r *Report) Targets() []Target {
 			add(fmt.Sprintf("%s, 64 clients: peak memory in MiB", m), false, 128, Median(column(a.Rounds, peak))/(1<<20))
 		}
 		add(fmt.Sprintf("%s, 64 KiB, 16 clients: strict × base", m), true, .6, r.Ratio(name(m, k64, 16, false), strict, Base, rate))
+		for _, c := range []int{16, 64} {
+			add(fmt.Sprintf("%s, 64 KiB, %d clients: with the leak guard × without it", m, c), true, .9, r.Ratio(name(m, guardBytes, c, false), withGuard, withoutGuard, rate))
+		}
 		if a := r.Find(name(m, m1, 16, false), strict); a != nil && r.Disk != nil {
 			bytes := Median(column(a.Rounds, rate)) * m1
 			add(fmt.Sprintf("%s, 1 MiB, 16 clients: share of what the disk writes durably in sequence", m), true, .5, bytes/r.Disk.Sequential)

@@ -19,6 +19,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"waybill/internal/control"
 )
 
 // Base is the system that every ratio divides by.
@@ -33,6 +35,8 @@ type system struct {
 	start             func(ctx context.Context, r *rig) (*running, error)
 	// absent says why it cannot run here; "": it can.
 	absent func() string
+	// only says in which scenarios it takes part; nil: in all.
+	only func(Scenario) bool
 }
 
 // running is a system's process.
@@ -49,6 +53,8 @@ type running struct {
 type rig struct {
 	dir, ram    string // ram: a folder in memory; "": there is none
 	waybill     string // the binary
+	controls    string // a build of it whose protections can be switched off; "": there is none
+	env         []string
 	compare     map[string]string
 	goproxy     string // the binary of ./baseline
 	self        string // the driver's own binary
@@ -150,6 +156,7 @@ func allSystems(r *rig) []*system {
 			return "its Go module could not be downloaded where this harness was written, so no tested set-up of it exists"
 		}},
 	}
+	all = append(all, guardSystems(r)...)
 	for i, name := range slices.Sorted(maps.Keys(r.compare)) {
 		path := r.compare[name]
 		// Beside the build that it is compared with.
@@ -163,6 +170,44 @@ func allSystems(r *rig) []*system {
 			}})
 	}
 	return all
+}
+
+// The leak guard (CONTRACT C5) is measured by one build of Waybill that runs twice: as
+// it is, and with the guard switched off, which no build for users can do.
+const (
+	withGuard, withoutGuard = "waybill-guard", "waybill-noguard"
+	guardBytes              = 64 << 10
+)
+
+func guardSystems(r *rig) []*system {
+	where, ram := "on the disk", r.ram != ""
+	if ram {
+		where = "on a RAM disk, where nothing hides what the guard costs"
+	}
+	var out []*system
+	for _, g := range []struct{ name, short, what, off string }{
+		{withGuard, "g", "the build for tests, nothing switched off; its data folder " + where, ""},
+		{withoutGuard, "n", "the same with the leak guard switched off", "C5-secrets-masked"},
+	} {
+		out = append(out, &system{
+			Name: g.name, What: g.what + "; only where answers have 64 KiB", absolute: originHost + ":80", connect: originHost + ":443",
+			only: func(s Scenario) bool { return s.Bytes == guardBytes },
+			start: func(ctx context.Context, r *rig) (*running, error) {
+				other := *r
+				other.waybill, other.env = r.controls, []string{control.Env + "=" + g.off}
+				run, err := other.startWaybill(ctx, g.short, "", ram, nil)
+				r.incarnation = other.incarnation
+				return run, err
+			},
+			absent: func() string {
+				if r.controls == "" {
+					return "no build with the tag waybill_controls was given (-controls)"
+				}
+				return ""
+			},
+		})
+	}
+	return out
 }
 
 // target is the authority that a scenario addresses.
@@ -245,7 +290,7 @@ routes:
 			}
 		}
 	}
-	env := childEnv()
+	env := childEnv(r.env...)
 	if v, ok := os.LookupEnv(profileVariable); ok {
 		env = append(env, profileVariable+"="+v)
 	}

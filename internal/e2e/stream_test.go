@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"net/http"
@@ -142,8 +143,8 @@ func TestBrokenStreamIsBroken(t *testing.T) {
 
 var peak = regexp.MustCompile(`VmHWM:\s+(\d+) kB`)
 
-// TestLargeBodies: a body of 32 MiB (256 MiB in make test-long) goes through streamed
-// and buffered, byte for byte, with bounded memory (JR-07).
+// TestLargeBodies: a body of 32 MiB (256 MiB in make test-long) goes through, as an
+// answer streamed and buffered, and as a request, byte for byte, with bounded memory (JR-07).
 func TestLargeBodies(t *testing.T) {
 	contract.Covers(t, "H4", "H1")
 	size := int64(32 << 20)
@@ -154,8 +155,10 @@ func TestLargeBodies(t *testing.T) {
 	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(payHost, msgHost), Handler: func(testkit.Arrival) []testkit.Step {
 		return []testkit.Step{testkit.Write(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", size)), testkit.Big(size)}
 	}})
+	up3 := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server("upload.example.test")})
 	r := newRig(t, ca, rigOptions{origins: map[string]string{payHost: up.Addr()},
-		routes: "  - name: buffered\n    match: {host: buffered.example.test}\n    delivery: buffered\n    upstream: {roots: roots.pem, resolve: {buffered.example.test: \"" + up.Addr() + "\"}}\n"})
+		routes: "  - name: upload\n    match: {host: upload.example.test}\n    limits: {request: 300MiB, timeout: 2m}\n    upstream: {roots: roots.pem, resolve: {upload.example.test: \"" + up3.Addr() + "\"}}\n" +
+			"  - name: buffered\n    match: {host: buffered.example.test}\n    delivery: buffered\n    upstream: {roots: roots.pem, resolve: {buffered.example.test: \"" + up.Addr() + "\"}}\n"})
 	up2 := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server("buffered.example.test"), Handler: func(testkit.Arrival) []testkit.Step {
 		return []testkit.Step{testkit.Write(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", size)), testkit.Big(size)}
 	}})
@@ -179,6 +182,24 @@ func TestLargeBodies(t *testing.T) {
 			t.Errorf("%s: %d bytes, %v", host, n, err)
 		}
 		t.Logf("%s: %d MiB in %v", host, size>>20, time.Since(start).Round(time.Millisecond))
+	}
+	// The other way: with a length, and in chunks.
+	client := testkit.NewClient(t, testkit.ClientConfig{Proxy: r.addr, Roots: r.roots(), Timeout: 2 * time.Minute})
+	for i, length := range []int64{size, -1} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, fmt.Sprintf("https://upload.example.test/v1/%d", i), io.LimitReader(repeat('a'), size))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.ContentLength = length
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		a := up3.Where(func(a testkit.Arrival) bool { return a.Target == fmt.Sprintf("/v1/%d", i) })
+		if resp.StatusCode != 200 || len(a) != 1 || a[0].BodyBytes != size || a[0].BodySHA256 != hex.EncodeToString(want.Sum(nil)) {
+			t.Errorf("upload %d: %d, %d arrivals", i, resp.StatusCode, len(a))
+		}
 	}
 	status, err := os.ReadFile("/proc/" + strconv.Itoa(r.p.PID()) + "/status")
 	if err != nil {

@@ -82,6 +82,7 @@ func measure(ctx context.Context, args []string) error {
 	f.IntVar(&o.Rounds, "rounds", 0, "measurements of each system in each scenario (default 5)")
 	f.BoolVar(&o.Syncs, "syncs", true, "count syncs under strace")
 	f.BoolVar(&o.Probe, "probe", true, "measure the disk and the journal alone")
+	f.StringVar(&o.Controls, "controls", "", "`path` of a build with the tag waybill_controls, to measure the leak guard")
 	f.Func("compare", "`name=path` of another build of Waybill, to run as one more system; may be repeated", func(v string) error {
 		name, path, ok := strings.Cut(v, "=")
 		if !ok || name == "" || path == "" {
