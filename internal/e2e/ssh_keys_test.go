@@ -11,6 +11,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/crypto/ssh"
@@ -151,4 +152,27 @@ func TestSSHKeySources(t *testing.T) {
 		})
 	}
 	s.verify()
+}
+
+// A command that shows the private key: its output reaches the caller, and the store,
+// masked or not at all (CONTRACT C5).
+func TestSSHKeyInOutput(t *testing.T) {
+	contract.Covers(t, "C5", "C2")
+	s := newSSHRig(t, sshOptions{real: true, more: "  - name: strict\n    match: {host: strict.real.test}\n    ssh: {users: [USER], credential: key, known_hosts: known_hosts, commands: [{regexp: \".*\"}]}\n    leak: block\n    upstream: {resolve: {strict.real.test: \"REAL\"}}\n"})
+	shown := "before\n" + string(s.key) + "after\n"
+	var printed []string
+	for _, command := range []string{"cat", "cat >&2", "while IFS= read -r l; do echo \"$l\"; sleep 0.02; done"} {
+		g := s.run(strings.NewReader(shown), nil, "ssh", "-F", s.conf, s.user+"@real.test", command)
+		out := g.stdout + g.stderr
+		printed = append(printed, out)
+		if g.code != 0 || len(out) != len(shown) || !strings.HasPrefix(out, "before\n") || !strings.HasSuffix(out, "after\n") || strings.Count(out, "*") < 100 {
+			t.Errorf("%s: exit %d\n%s", command, g.code, out)
+		}
+	}
+	g := s.run(strings.NewReader(shown), nil, "ssh", "-F", s.conf, s.user+"@strict.real.test", "cat")
+	if v := s.last(); g.code != 255 || v.Code != "RESULT_CONTAINS_SECRET" || v.Outcome != "committed" {
+		t.Errorf("blocked: exit %d, %q", g.code, facts(v))
+	}
+	s.verify()
+	s.keyNowhere(append(printed, g.stdout, g.stderr)...)
 }

@@ -129,6 +129,20 @@ func TestSSHExplain(t *testing.T) {
 	}
 }
 
+// The configuration of docs/ssh.md is good, and takes what it says.
+func TestSSHDocumented(t *testing.T) {
+	s := newSSHRig(t, sshOptions{})
+	s.write("c.yaml", strings.Replace(documented(t, "yaml"), "/run/secrets/deploy_key", "key", 1))
+	if code, out, errs := s.cli("check"); code != 0 {
+		t.Errorf("check: %d %s%s", code, out, errs)
+	}
+	for command, want := range map[string]int{"uptime": 0, "git-upload-pack '/srv/r.git'": 0, "systemctl restart app-web": 0, "git-receive-pack '/srv/r.git'": 1, "systemctl restart db": 1} {
+		if code, out, errs := s.cli("explain", "ssh", "deploy@box.example.com", command); code != want {
+			t.Errorf("%s: %d %s%s", command, code, out, errs)
+		}
+	}
+}
+
 // A command that a person has to approve: nothing runs before, it runs once, with the
 // input that was approved, and its result is fetched (CONTRACT D3, D5).
 func TestSSHApproval(t *testing.T) {

@@ -297,14 +297,16 @@ func TestSSHSetup(t *testing.T) {
 		facts  string
 		stage  outcome.Stage
 		detail string
+		status int
 	}{
-		{"auth", sshOptions{box: testkit.SSHOptions{RefuseAuth: true}}, "connection_setup not_attempted after_correction SSH_AUTH_FAILED", outcome.StageSSHHostKey, `user "deploy"`},
-		{"session", sshOptions{box: testkit.SSHOptions{RefuseSession: true}}, "connection_setup not_attempted backoff SSH_CHANNEL_REFUSED", outcome.StageSSHAuth, ""},
-		{"silent", sshOptions{box: testkit.SSHOptions{Silent: true}, limits: "{connect: 1s}"}, "connection_setup not_attempted backoff SSH_HANDSHAKE_FAILED", outcome.StageTCPConnect, ""},
-		{"unknown", sshOptions{known: "else.test ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFy8epLkCNiBTx2/bwgvQ4Byb0yBDnimvOBT1e9gRfXb\n"}, "connection_setup not_attempted after_correction SSH_HOST_KEY_REJECTED", outcome.StageSSHTransport, "SHA256:"},
+		{"auth", sshOptions{box: testkit.SSHOptions{RefuseAuth: true}}, "connection_setup not_attempted after_correction SSH_AUTH_FAILED", outcome.StageSSHHostKey, `user "deploy"`, 422},
+		{"session", sshOptions{box: testkit.SSHOptions{RefuseSession: true}}, "connection_setup not_attempted backoff SSH_CHANNEL_REFUSED", outcome.StageSSHAuth, "", 502},
+		{"silent", sshOptions{box: testkit.SSHOptions{Silent: true}, limits: "{connect: 1s}"}, "connection_setup not_attempted backoff SSH_HANDSHAKE_FAILED", outcome.StageTCPConnect, "", 502},
+		{"http", sshOptions{box: testkit.SSHOptions{Banner: "HTTP/1.1 400 Bad Request\r\n\r\n"}}, "connection_setup not_attempted backoff SSH_HANDSHAKE_FAILED", outcome.StageTCPConnect, "", 502},
+		{"unknown", sshOptions{known: "else.test ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFy8epLkCNiBTx2/bwgvQ4Byb0yBDnimvOBT1e9gRfXb\n"}, "connection_setup not_attempted after_correction SSH_HOST_KEY_REJECTED", outcome.StageSSHTransport, "SHA256:", 422},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			contract.Covers(t, "E1", "E2", "E8")
+			contract.Covers(t, "E1", "E2", "E8", "L7")
 			s := newSSHRig(t, tc.opts)
 			g := s.sshRun("box.test", "deploy", "exit0")
 			v := s.last()
@@ -313,6 +315,10 @@ func TestSSHSetup(t *testing.T) {
 			}
 			if ev := s.evidence(v.InvocationID); ev.Stage != tc.stage {
 				t.Errorf("stage %q", ev.Stage)
+			}
+			// The same by the API, with a status that says whether to wait and repeat (L7).
+			if status, body := s.post(map[string]any{"target": "box.test", "user": "deploy", "command": "exit0"}, ""); status != tc.status || (body["retry_after"] != "") != (tc.status == 502) || s.box.Ran("exit0") != 0 {
+				t.Errorf("API: %d %v", status, body)
 			}
 			if tc.name == "silent" && (g.took > 5*time.Second || len(s.box.Offered()) > 0) {
 				t.Errorf("%v, %d keys offered", g.took, len(s.box.Offered()))
@@ -591,7 +597,7 @@ func TestSSHParallel(t *testing.T) {
 	s.verify()
 }
 
-// post sends POST /v1/ssh/exec.
+// post sends POST /v1/ssh/exec. "retry_after" in what it returns is that field.
 func (s *sshRig) post(body any, token string) (int, map[string]any) {
 	s.t.Helper()
 	raw, err := json.Marshal(body)
@@ -613,10 +619,11 @@ func (s *sshRig) post(body any, token string) (int, map[string]any) {
 		return 0, nil
 	}
 	defer func() { _ = resp.Body.Close() }()
-	var out map[string]any
+	out := map[string]any{}
 	if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
 		s.t.Error(err)
 	}
+	out["retry_after"] = resp.Header.Get("Retry-After")
 	return resp.StatusCode, out
 }
 
