@@ -105,7 +105,7 @@ func TestSSHLarge(t *testing.T) {
 	route := func(name, limits string) string {
 		return fmt.Sprintf("  - name: %[1]s\n    match: {host: %[1]s.real.test}\n    ssh: {users: [USER], credential: key, known_hosts: known_hosts, commands: [{exact: BIG, exit_status: authoritative}, {regexp: \"(?s).*\"}]}\n    upstream: {resolve: {%[1]s.real.test: \"REAL\"}}\n    limits: %[2]s\n", name, limits)
 	}
-	beyond, whole := int64(64<<20), int64(32<<20)
+	beyond, whole := int64(24<<20), int64(12<<20)
 	if long() {
 		beyond, whole = 1_000_000_000, 256<<20
 	}
