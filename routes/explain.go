@@ -104,7 +104,7 @@ func (s *Snapshot) explain(method, rawURL string, caller *string) (Explanation, 
 	}
 	e.Route, e.Callers = r.Name, r.Callers
 	if r.Deny {
-		e.Decision, e.Code = "deny", "POLICY_DENIED"
+		e.Decision, e.Code, e.Field = "deny", "POLICY_DENIED", "request.target"
 		e.Reason = "Route " + strconv.Quote(r.Name) + " refuses this request."
 		return e, nil
 	}
