@@ -30,10 +30,10 @@ const (
 const (
 	// PointBeforeStore: the group is decided, nothing of it was written.
 	PointBeforeStore = "before-store"
-	// PointBetween: the group is durable in the witness, the store does not have it.
-	PointBetween = "between-witness-and-store"
-	// PointAfterDurable: both have it, nobody was told.
+	// PointAfterDurable: the group is durable, nobody was told.
 	PointAfterDurable = "after-durable"
+	// PointBetween: the store does not have it yet; its callers may know of it.
+	PointBetween = "between-witness-and-store"
 )
 
 // committer is the state of the one goroutine that writes.
@@ -52,12 +52,50 @@ type committer struct {
 
 	work    chan *job // to the goroutine that writes
 	done    chan result
+	storing chan *storing // to the goroutine that follows with the store; it takes one at a time
+	// behind is the group that the store was given last; nil: none yet.
+	behind  atomic.Pointer[storing]
 	writers sync.WaitGroup
+}
+
+// storing is a group that is durable in the witness, on its way into the store.
+type storing struct {
+	entries []entry
+	number  uint64
+	measure Group
+	started time.Time
+
+	once sync.Once
+	done chan struct{}
+	err  error // read after done
+}
+
+// end says that the store has the group, or why it never will.
+func (s *storing) end(err error) {
+	s.once.Do(func() {
+		s.err = err
+		close(s.done)
+	})
+}
+
+// caughtUp waits until the store has every group whose callers were told of it. What it
+// holds before that must not be read: an action that was handed over could look as if it
+// had not been. Its error is final: the store will not have the group before the next
+// start makes it again (CONTRACT M7).
+func (j *Journal) caughtUp() error {
+	s := j.c.behind.Load()
+	if s == nil {
+		return nil
+	}
+	<-s.done
+	if s.err != nil {
+		return fmt.Errorf("%w: %w", errStoreFailed, s.err)
+	}
+	return nil
 }
 
 // job is a group on its way to the disk.
 type job struct {
-	txn     *badger.Txn
 	group   loggedGroup
 	entries []entry
 	base    head // before it
@@ -66,8 +104,8 @@ type job struct {
 }
 
 type result struct {
-	err            error
-	witness, store time.Duration
+	err  error
+	took time.Duration
 }
 
 // stage is a group in the making.
@@ -88,8 +126,10 @@ type stage struct {
 // run is the committer: the only goroutine that assigns sequence numbers.
 func (j *Journal) run() {
 	defer close(j.finished)
+	defer close(j.c.storing)
 	defer close(j.c.work)
 	j.c.writers.Go(j.writer)
+	j.c.writers.Go(j.storer)
 	var carry []*request
 	for {
 		group := carry
@@ -215,19 +255,18 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 		return nil
 	})
 	if err != nil {
+		// The store is closed, or has failed: nothing of the group was looked at.
 		for _, r := range group {
-			if r.state.Load() == stateTaken {
-				j.answer(r, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err))
-			}
+			r.take()
+			j.answer(r, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err))
 		}
 		return nil
 	}
 	if len(included) == 0 {
 		return carry
 	}
-	txn, err := j.transaction(st)
-	if err != nil {
-		// Nothing was handed to the store: a definite refusal.
+	if err := j.finish(st); err != nil {
+		// Nothing was handed to the disk: a definite refusal.
 		for _, r := range included {
 			j.answer(r, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err))
 		}
@@ -237,7 +276,7 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 		j.hooks.BeforeCommit(st.head.group)
 	}
 	killpoint.At(PointBeforeStore)
-	took, err := j.write(txn, st)
+	took, err := j.write(st)
 	if err != nil {
 		j.stop(err)
 		for _, r := range included {
@@ -254,10 +293,11 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 			c.open[id] = p
 		}
 	}
-	g.Events, g.Bytes, g.Store, g.Witness, g.Syncs = st.events, st.bytes, took.store, took.witness, int(j.stats.syncs.Load()-c.counted)
+	g.Events, g.Bytes, g.Witness, g.Syncs = st.events, st.bytes, took, int(j.stats.syncs.Load()-c.counted)
 	c.counted += uint64(g.Syncs)
 	g.Total = time.Since(started)
 	j.stats.committed(&g, c.head, len(c.open), len(included))
+	j.follow(st, g)
 	for _, r := range included {
 		if len(r.events) > 0 && !r.boot {
 			j.opt.Metrics.Applied(r.before, &r.rec, r.events)
@@ -265,7 +305,6 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 		}
 		j.answer(r, nil)
 	}
-	j.opt.Metrics.GroupCommitted(g)
 	// Who was just released gets a chance to come back with the next step before the
 	// next group is closed.
 	runtime.Gosched()
@@ -624,9 +663,9 @@ func (j *Journal) indexes(entries []entry, r *request, old, next *projection) []
 	return entries
 }
 
-// transaction builds the store's transaction. An error means that nothing was
-// handed to the store.
-func (j *Journal) transaction(st *stage) (*badger.Txn, error) {
+// finish adds what every group ends with, and checks that the store will take it as one
+// transaction. An error means that nothing was written.
+func (j *Journal) finish(st *stage) error {
 	hv := encodeHead(st.head)
 	st.entries = append(st.entries, entry{key: keyHead, value: j.seal.seal(keyHead, nil, hv)})
 	every := uint64(checkpointEvery)
@@ -637,13 +676,30 @@ func (j *Journal) transaction(st *stage) (*badger.Txn, error) {
 	if checkpoint {
 		st.entries = append(st.entries, entry{key: keyCheckpoint, value: j.seal.seal(keyCheckpoint, nil, hv)})
 	}
-	txn := j.db.NewTransaction(true)
+	bytes := int64(0)
 	for i := range st.entries {
 		e := &st.entries[i]
 		if len(e.value) > maxStoredValue {
-			txn.Discard()
-			return nil, ErrTooLarge
+			return ErrTooLarge
 		}
+		bytes += e.bytes()
+	}
+	// Badger's own limits, which its transaction would name only after the witness has it.
+	if bytes >= j.db.MaxBatchSize() || int64(len(st.entries)) >= j.db.MaxBatchCount() {
+		return ErrTooLarge
+	}
+	if checkpoint {
+		j.c.checkpoint = st.head.seq
+	}
+	return nil
+}
+
+// put writes a group's entries into the store, as one transaction.
+func (j *Journal) put(entries []entry) error {
+	txn := j.db.NewTransaction(true)
+	defer txn.Discard()
+	for i := range entries {
+		e := &entries[i]
 		var err error
 		if e.remove {
 			err = txn.Delete(e.key)
@@ -651,62 +707,77 @@ func (j *Journal) transaction(st *stage) (*badger.Txn, error) {
 			err = txn.Set(e.key, e.value)
 		}
 		if err != nil {
-			txn.Discard()
-			if errors.Is(err, badger.ErrTxnTooBig) {
-				return nil, ErrTooLarge
-			}
-			return nil, &storeError{"prepare"}
+			return &storeError{"prepare"}
 		}
 	}
-	if checkpoint {
-		j.c.checkpoint = st.head.seq
+	if err := txn.Commit(); err != nil {
+		return &storeError{"commit"}
 	}
-	return txn, nil
+	return nil
 }
 
-// write makes the group durable in the witness and then puts it into the store, within
-// the deadline. Any error is indeterminate. The store is not synced: what a power cut
-// takes from it the next start makes again (FORMAT.md, "One group").
-func (j *Journal) write(txn *badger.Txn, st *stage) (took result, err error) {
+// write makes the group durable in the witness, within the deadline. Any error is
+// indeterminate.
+func (j *Journal) write(st *stage) (took time.Duration, err error) {
 	c := &j.c
-	w := &job{txn: txn, group: loggedGroup{number: st.head.group, settled: c.settled.Load(), head: st.head, records: st.witness}, entries: st.entries, base: c.head, checkpoint: c.checkpoint}
+	w := &job{group: loggedGroup{number: st.head.group, settled: c.settled.Load(), head: st.head, records: st.witness}, entries: st.entries, base: c.head, checkpoint: c.checkpoint}
 	timer := time.NewTimer(j.opt.CommitDeadline)
 	defer timer.Stop()
 	c.work <- w
 	select {
-	case took = <-c.done:
-		err = took.err
+	case r := <-c.done:
+		return r.took, r.err
 	case <-timer.C:
-		err = errors.New("journal: the commit deadline passed")
+		return 0, errors.New("journal: the commit deadline passed")
 	}
-	if err == nil && j.store.fatal.Load() {
-		err = errors.New("journal: the store reports lost data")
-	}
-	return took, err
 }
 
 // writer is the goroutine that writes: one that hangs in a system call holds up nobody
 // but the committer, and that one only until the deadline.
 func (j *Journal) writer() {
 	for w := range j.c.work {
-		var r result
 		start := time.Now()
-		r.err = j.record(w)
-		r.witness = time.Since(start)
-		if r.err == nil {
-			killpoint.At(PointBetween)
-			start = time.Now()
-			if err := w.txn.Commit(); err != nil {
-				// Whatever Badger calls it: the witness has this group by now.
-				r.err = &storeError{"commit"}
-			} else if j.hooks.StoreError != nil {
-				r.err = j.hooks.StoreError(w.group.number)
-			}
-			r.store = time.Since(start)
-		} else {
-			w.txn.Discard()
+		err := j.record(w)
+		j.c.done <- result{err, time.Since(start)}
+	}
+}
+
+// follow hands a durable group to the store. Its callers need not wait for that: the
+// store is not synced, so that it adds nothing to what survives, and nobody reads it
+// before it has caught up. The next group is begun after it.
+func (j *Journal) follow(st *stage, g Group) {
+	s := &storing{entries: st.entries, number: st.head.group, measure: g, started: time.Now(), done: make(chan struct{})}
+	j.c.behind.Store(s)
+	j.c.storing <- s
+}
+
+// storer is the goroutine that follows. A store that fails, or hangs, stops the journal:
+// its groups are durable, and the next start makes them again.
+func (j *Journal) storer() {
+	for s := range j.c.storing {
+		deadline := time.AfterFunc(j.opt.CommitDeadline, func() {
+			err := errors.New("journal: the commit deadline passed")
+			j.stop(err)
+			s.end(err)
+		})
+		killpoint.At(PointBetween)
+		var err error
+		if j.hooks.StoreError != nil {
+			err = j.hooks.StoreError(s.number)
 		}
-		j.c.done <- r
+		if err == nil {
+			err = j.put(s.entries)
+		}
+		if err == nil && j.store.fatal.Load() {
+			err = errors.New("journal: the store reports lost data")
+		}
+		deadline.Stop()
+		if err != nil {
+			j.stop(err)
+		}
+		s.measure.Store = time.Since(s.started)
+		j.opt.Metrics.GroupCommitted(s.measure)
+		s.end(err)
 	}
 }
 

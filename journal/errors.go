@@ -21,9 +21,12 @@ var (
 	ErrClosed = fmt.Errorf("%w: closed", dispatch.ErrNotWritten)
 	// ErrReadOnly wraps dispatch.ErrNotWritten: the journal was opened for reading.
 	ErrReadOnly = fmt.Errorf("%w: opened for reading", dispatch.ErrNotWritten)
-	// ErrStopped wraps dispatch.ErrNotWritten: an earlier commit was indeterminate,
-	// and this request came after it. Nothing of it was written (F9).
-	ErrStopped = fmt.Errorf("%w: stopped after an indeterminate commit", dispatch.ErrNotWritten)
+	// ErrStopped wraps dispatch.ErrNotWritten: an earlier commit was indeterminate, or the
+	// store failed, and this request came after it. Nothing of it was written (F9).
+	ErrStopped = fmt.Errorf("%w: stopped after an indeterminate commit or a failure of the store", dispatch.ErrNotWritten)
+	// errStoreFailed: the store lacks a group whose callers were told of it, and is not
+	// read any more. It wraps no promise about what was or was not written (M7).
+	errStoreFailed = errors.New("journal: the store has failed: nothing is read before the next start")
 	// ErrTooLarge wraps dispatch.ErrNotWritten: a batch does not fit in one transaction.
 	ErrTooLarge = fmt.Errorf("%w: batch is larger than a transaction", dispatch.ErrNotWritten)
 	// ErrKey: the data key is missing, damaged, readable by others, or another journal's.

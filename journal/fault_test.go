@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -777,10 +778,20 @@ func TestIndeterminateCommit(t *testing.T) {
 			waitQueued(t, j, 1)
 			close(failing)
 			hold.letGo()
-			for name, ch := range map[string]<-chan answer{"in the group": inGroup, "waiting": waiting} {
-				r := <-ch
-				if !errors.Is(r.err, dispatch.ErrIndeterminate) || errors.Is(r.err, dispatch.ErrNotWritten) {
-					t.Errorf("%s: %v", name, r.err)
+			first, second := <-inGroup, <-waiting
+			if where == "witness" {
+				for name, r := range map[string]answer{"in the group": first, "waiting": second} {
+					if !errors.Is(r.err, dispatch.ErrIndeterminate) || errors.Is(r.err, dispatch.ErrNotWritten) {
+						t.Errorf("%s: %v", name, r.err)
+					}
+				}
+			} else {
+				// Durable before the store failed; what waited for the store is not.
+				if first.err != nil {
+					t.Errorf("in the group: %v", first.err)
+				}
+				if !errors.Is(second.err, dispatch.ErrIndeterminate) && !errors.Is(second.err, dispatch.ErrNotWritten) {
+					t.Errorf("waiting: %v", second.err)
 				}
 			}
 			select {
@@ -798,8 +809,13 @@ func TestIndeterminateCommit(t *testing.T) {
 			if j.Cause() == nil || !j.Stats().Stopped || m.stopped.Load() != 1 {
 				t.Error("the stop is not visible")
 			}
-			if r := mustAction(t, j, good); r.Facts.Outcome != outcome.Unknown {
-				t.Errorf("reads: %+v", r.Facts)
+			r, err := j.Action(bg, good)
+			switch {
+			case where == "witness" && (err != nil || r.Facts.Outcome != outcome.Unknown):
+				t.Errorf("reads: %+v, %v", r.Facts, err)
+			case where != "witness" && (err == nil || errors.Is(err, dispatch.ErrActionNotFound)):
+				// It lacks what somebody was told of, and says so of everything.
+				t.Errorf("a store that failed is read: %+v, %v", r.Facts, err)
 			}
 			close(release)
 			wantErr(t, j.Close(), dispatch.ErrIndeterminate)
@@ -819,8 +835,8 @@ func TestIndeterminateCommit(t *testing.T) {
 			if rec.Quarantined {
 				t.Fatalf("quarantined: %s", rec.Reason)
 			}
-			if r, err := j.Action(bg, a); err == nil && r.Facts.Outcome != outcome.Unknown || err != nil && !errors.Is(err, dispatch.ErrActionNotFound) {
-				t.Errorf("the indeterminate one: %+v, %v", r.Facts, err)
+			if r, err := j.Action(bg, a); err == nil && r.Facts.Outcome != outcome.Unknown || err != nil && (where != "witness" || !errors.Is(err, dispatch.ErrActionNotFound)) {
+				t.Errorf("the one in the group: %+v, %v", r.Facts, err)
 			}
 			if _, err := j.Action(bg, b); !errors.Is(err, dispatch.ErrActionNotFound) {
 				t.Errorf("the waiting one: %v", err)
@@ -897,4 +913,69 @@ func TestTwoProcesses(t *testing.T) {
 	if _, err := Verify(bg, dir, nil); err != nil {
 		t.Errorf("offline verify after the end: %v", err)
 	}
+}
+
+// Callers are told when a group is durable, while the store is still to follow. Nobody
+// reads the store before it has: an action that was dispatched never looks as if it had
+// not been, and the next start has it from the witness.
+func TestStoreFollows(t *testing.T) {
+	contract.Covers(t, "F1", "M5", "M7", "F9")
+	dir := tempDir(t)
+	var slow atomic.Bool
+	entered, release := make(chan struct{}, 1), make(chan struct{})
+	h := &hooks.Hooks{NoSync: true, StoreError: func(uint64) error {
+		if slow.Load() {
+			entered <- struct{}{}
+			<-release
+		}
+		return nil
+	}}
+	j, _ := openWith(t, testOptions(dir, h))
+	id := newID()
+	mustAppend(t, j, dispatch.Batch{Action: id, Events: []dispatch.Event{evAccepted("ci", "r"), evBound("f"), evCredential()}})
+	slow.Store(true)
+	if _, err := j.Append(bg, dispatch.Batch{Action: id, Events: []dispatch.Event{evDispatch(1)}}); err != nil {
+		t.Fatal(err)
+	}
+	<-entered
+	// As a crash here would leave it.
+	crash := filepath.Join(t.TempDir(), "crash")
+	copyDir(t, dir, crash)
+
+	read := make(chan answer, 1)
+	go func() {
+		rec, err := j.Action(bg, id)
+		read <- answer{dispatch.Receipt{Record: rec}, err}
+	}()
+	next := appendAsync(j, toDispatch(newID(), "ci", "", "g"))
+	early := ""
+	select {
+	case r := <-read:
+		early = fmt.Sprintf("read before the store had it: %+v, %v", r.Record.Facts, r.err)
+	case r := <-next:
+		early = fmt.Sprintf("the next group did not wait: %v", r.err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	slow.Store(false)
+	close(release)
+	if early != "" {
+		t.Fatal(early)
+	}
+	if r := <-read; r.err != nil || r.Record.Facts.Outcome != outcome.Unknown || r.Record.Attempts[0].DispatchSeq == 0 {
+		t.Errorf("read: %+v, %v", r.Record, r.err)
+	}
+	if r := <-next; r.err != nil {
+		t.Error(r.err)
+	}
+	mustVerify(t, j)
+	closeTest(t, j)
+
+	j, rec := openWith(t, testOptions(crash, nil))
+	if rec.Redone == 0 || rec.Unknown != 1 {
+		t.Errorf("after the crash: %+v", rec)
+	}
+	if r := mustAction(t, j, id); r.Facts.Outcome != outcome.Unknown || !r.Ended {
+		t.Errorf("after the crash: %+v", r.Facts)
+	}
+	mustVerify(t, j)
 }

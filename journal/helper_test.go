@@ -141,6 +141,10 @@ func mustAppend(t testing.TB, j *Journal, b dispatch.Batch) dispatch.Receipt {
 	if err != nil {
 		t.Fatalf("append: %v", err)
 	}
+	// Readers wait for the store by themselves; who copies the folder next does not.
+	if err := j.caughtUp(); err != nil {
+		t.Fatalf("append: %v", err)
+	}
 	return r
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/dgraph-io/badger/v4"
 
 	"waybill/dispatch"
+	"waybill/internal/control"
 	"waybill/journal/internal/hooks"
 )
 
@@ -342,7 +343,7 @@ func (j *Journal) refused(err error) {
 		reason = reasonTooLarge
 	case errors.Is(err, ErrNoSpace):
 		reason = reasonSpace
-	case errors.Is(err, ErrStopped), errors.Is(err, ErrClosed), errors.Is(err, ErrReadOnly), errors.Is(err, dispatch.ErrQuarantined):
+	case errors.Is(err, ErrStopped), errors.Is(err, errStoreFailed), errors.Is(err, ErrClosed), errors.Is(err, ErrReadOnly), errors.Is(err, dispatch.ErrQuarantined):
 		reason = reasonState
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		reason = reasonGone
@@ -597,8 +598,13 @@ func (s *relaxedStates) done(id dispatch.ActionID) {
 	}
 }
 
-// view runs f in a read transaction.
+// view runs f in a read transaction, which holds everything that anybody was told of.
 func (j *Journal) view(f func(*badger.Txn) error) error {
+	if !control.Off("M7-reads-wait-for-the-store") {
+		if err := j.caughtUp(); err != nil {
+			return err
+		}
+	}
 	if j.db.IsClosed() {
 		return ErrClosed
 	}

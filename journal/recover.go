@@ -193,7 +193,7 @@ func (j *Journal) open() error {
 	}
 	j.boot = bootID(ulid.Make())
 	j.bootID = ulid.ULID(j.boot).String()
-	j.c.work, j.c.done = make(chan *job), make(chan result, 1)
+	j.c.work, j.c.done, j.c.storing = make(chan *job), make(chan result, 1), make(chan *storing, 1)
 	if err := j.loadOpen(); err != nil {
 		return err
 	}
@@ -718,7 +718,7 @@ func (j *Journal) loadUnresolved() error {
 	})
 }
 
-// submit hands a request of this package to the committer and waits.
+// submit hands requests of this package to the committer and waits until the store has them.
 func (j *Journal) submit(requests ...*request) error {
 	for _, r := range requests {
 		j.queue <- r
@@ -729,6 +729,9 @@ func (j *Journal) submit(requests ...*request) error {
 		if first == nil {
 			first = r.err
 		}
+	}
+	if first == nil {
+		first = j.caughtUp()
 	}
 	return first
 }

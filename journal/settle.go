@@ -19,8 +19,11 @@ import (
 // whole, whatever the store still has of them: a power cut may keep any pages, so that
 // a later group can be there and an earlier one not.
 
-// settle makes the store durable up to the given group, which it has.
+// settle makes the store durable up to the given group, which it was given.
 func (j *Journal) settle(group uint64) error {
+	if err := j.caughtUp(); err != nil {
+		return fmt.Errorf("journal: settle: %w", err)
+	}
 	if !j.hooks.NoSync {
 		// A log that is gone by the time it is opened was flushed, and tables and manifest
 		// are synced by Badger before it removes the log.
@@ -151,21 +154,5 @@ func (j *Journal) redoGroup(segment uint64, g *loggedGroup) error {
 	if err != nil || checksum(b) != g.check {
 		return damaged
 	}
-	txn := j.db.NewTransaction(true)
-	defer txn.Discard()
-	for i := range entries {
-		e := &entries[i]
-		if e.remove {
-			err = txn.Delete(e.key)
-		} else {
-			err = txn.Set(e.key, e.value)
-		}
-		if err != nil {
-			return &storeError{"prepare"}
-		}
-	}
-	if err := txn.Commit(); err != nil {
-		return &storeError{"commit"}
-	}
-	return nil
+	return j.put(entries)
 }

@@ -24,7 +24,7 @@ type Hooks struct {
 	// BeforeCommit runs on the committer when a group is complete and nothing of
 	// it has been written.
 	BeforeCommit func(group uint64)
-	// StoreError, if not nil, may fail the commit of the store after it was done.
+	// StoreError, if not nil, may fail the store's commit: then nothing is put into it.
 	StoreError func(group uint64) error
 	// WitnessError may fail the witness's sync in the same way.
 	WitnessError func(group uint64) error
