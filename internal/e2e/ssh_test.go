@@ -304,6 +304,8 @@ func TestSSHSetup(t *testing.T) {
 		{"silent", sshOptions{box: testkit.SSHOptions{Silent: true}, limits: "{connect: 1s}"}, "connection_setup not_attempted backoff SSH_HANDSHAKE_FAILED", outcome.StageTCPConnect, "", 502},
 		{"http", sshOptions{box: testkit.SSHOptions{Banner: "HTTP/1.1 400 Bad Request\r\n\r\n"}}, "connection_setup not_attempted backoff SSH_HANDSHAKE_FAILED", outcome.StageTCPConnect, "", 502},
 		{"unknown", sshOptions{known: "else.test ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFy8epLkCNiBTx2/bwgvQ4Byb0yBDnimvOBT1e9gRfXb\n"}, "connection_setup not_attempted after_correction SSH_HOST_KEY_REJECTED", outcome.StageSSHTransport, "SHA256:", 422},
+		{"changed", sshOptions{known: "box.test ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFy8epLkCNiBTx2/bwgvQ4Byb0yBDnimvOBT1e9gRfXb\n"}, "connection_setup not_attempted after_correction SSH_HOST_KEY_REJECTED", outcome.StageSSHTransport,
+			"The host key changed: the host shows ssh-ed25519 SHA256:", 422},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			contract.Covers(t, "E1", "E2", "E8", "L7")
