@@ -25,12 +25,13 @@ run: ## show the demo: real proxy, real upstreams on loopback, every outcome wit
 build: ## build bin/waybill (VERSION=v1.2.3 sets the version it prints)
 	CGO_ENABLED=0 $(GO) build -trimpath $(LDFLAGS) -o bin/waybill ./cmd/waybill
 
+# The binary first: where nothing is cached its compilation takes minutes, which no test's time limit has to cover.
 .PHONY: test
-test: deps ## install what the tests need, run them all with -race, check the contract's coverage and the controls
+test: deps build ## install what the tests need, run them all with -race, check the contract's coverage and the controls
 	@$(GO) run ./internal/testreport -contract -controls -- $(TESTFLAGS) -timeout=$(TESTTIMEOUT) ./...
 
 .PHONY: test-long
-test-long: deps ## the same with the long forms: more kills, more requests (WAYBILL_TEST_LONG=1)
+test-long: deps build ## the same with the long forms: more kills, more requests (WAYBILL_TEST_LONG=1)
 	@WAYBILL_TEST_LONG=1 $(GO) run ./internal/testreport -contract -controls -- $(TESTFLAGS) -timeout=60m ./...
 
 .PHONY: torture
