@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"os"
@@ -9,12 +10,16 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 
 	"waybill/internal/contract"
 	"waybill/internal/testkit"
 )
+
+// quickHost waits for its origin for a tenth of a second only.
+const quickHost = "quick.example.test"
 
 // TestCasesLeaveNothing repeats every kind of ending 100 times (1,000 times in make
 // test-long): goroutines, descriptors and temporary files are where they were (P6).
@@ -25,7 +30,8 @@ func TestCasesLeaveNothing(t *testing.T) {
 		repeats = 1000
 	}
 	ca := testkit.NewCA(t)
-	b := newBed(t, ca, rigOptions{})
+	quick := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(quickHost), Handler: func(testkit.Arrival) []testkit.Step { return []testkit.Step{testkit.Stall()} }})
+	b := newBed(t, ca, rigOptions{routes: "  - name: quick\n    match: {host: " + quickHost + "}\n    limits: {timeout: 100ms}\n    upstream: {roots: roots.pem, resolve: {" + quickHost + ": \"" + quick.Addr() + "\"}}\n"})
 	tmp := b.dir + "/tmp"
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		t.Fatal(err)
@@ -41,6 +47,8 @@ func TestCasesLeaveNothing(t *testing.T) {
 	b.on(payHost, "/v1/n/early", testkit.Early(testkit.WriteLast("HTTP/1.1 413 Big\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"), testkit.HalfClose()))
 	b.on(payHost, "/v1/n/after", testkit.Respond(testkit.WriteLast("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok and more"), testkit.Stall()))
 	b.on(payHost, "/v1/n/redirect", redirect(302, "https://"+msgHost+"/v1/n"))
+	b.on(payHost, "/v1/n/coding", testkit.Respond(testkit.Reply(200, "?", "Content-Encoding", "unheard-of")))
+	b.on(payHost, "/v1/n/500", testkit.Respond(testkit.Reply(500, "no")))
 	b.on(llmHost, "/v1/n/stream", testkit.Respond(testkit.Write(eventHead+chunk("data: 1\n\n")), testkit.Close()))
 	b.onH2("/v1/n/refused", []testkit.H2Step{testkit.H2Refuse()})
 	b.onH2("/v1/n/goaway", []testkit.H2Step{testkit.H2GoAwayIncluding(http2.ErrCodeNo), testkit.H2Close()})
@@ -49,6 +57,7 @@ func TestCasesLeaveNothing(t *testing.T) {
 		{payHost + "/v1/n/flood", ""}, {payHost + "/v1/n/early", ""}, {payHost + "/v1/n/after", ""}, {payHost + "/v1/n/redirect", ""}, {llmHost + "/v1/n/stream", ""},
 		{h2Host + "/v1/n/refused", ""}, {h2Host + "/v1/n/goaway", ""}, {downHost + "/v1/n", ""}, {expiredHost + "/v1/n", ""}, {adminHost + "/v1/n", ""},
 		{payHost + "/v1/n/%2e%2e/x", ""}, {payHost + "/v1/n/upgrade", "Upgrade"}, {payHost + "/v1/n/mismatch", "Host"},
+		{payHost + "/v1/n/coding", ""}, {payHost + "/v1/n/500", ""}, {quickHost + "/v1/n/stall", ""}, {quickHost + "/v1/n/gone", "Leave"}, {payHost + "/v1/n/head", "Head"},
 	}
 	roots := b.rig.roots()
 	run := func(n int) {
@@ -68,6 +77,17 @@ func TestCasesLeaveNothing(t *testing.T) {
 							more = []string{"Connection", "Upgrade", "Upgrade", "websocket"}
 						case "Host":
 							more = []string{"Host", evilHost}
+						case "Leave":
+							ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+							_, _ = testkit.SendContext(ctx, t, clients[i%2 == 1], http.MethodPost, "https://"+k.target, fmt.Sprintf("n=%d %d %d", n, i, j))
+							cancel()
+							continue
+						case "Head":
+							c := testkit.Dial(t, b.addr)
+							c.Send(t, "POST http://"+k.target+" HTTP/1.1\r\nHost: "+payHost+"\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx")
+							_, _ = c.ReadAll()
+							_ = c.Close()
+							continue
 						}
 						// Bodies differ, or the duplicate guard would answer.
 						_, _ = testkit.TrySend(t, clients[i%2 == 1 && k.fields != "Upgrade"], http.MethodPost, "https://"+k.target, fmt.Sprintf("n=%d %d %d", n, i, j), more...)
@@ -100,8 +120,15 @@ func TestCasesLeaveNothing(t *testing.T) {
 	beforeG, beforeF := count(), testkit.FDs(t, b.p.PID())
 	run(repeats)
 	all := b.settle(t)
-	if want := (repeats + 8) * len(kinds); len(all) != want {
-		t.Errorf("%d actions of %d requests", len(all), want)
+	// One who leaves early enough leaves no record.
+	left := 0
+	for i := range all {
+		if strings.HasSuffix(all[i].Target, "/v1/n/gone") {
+			left++
+		}
+	}
+	if want := (repeats + 8) * (len(kinds) - 1); len(all)-left != want || left < repeats/2 {
+		t.Errorf("%d actions of %d requests, and %d of callers who left", len(all)-left, want, left)
 	}
 	testkit.Settles(t, "goroutines", beforeG+8, count)
 	testkit.Settles(t, "file descriptors", beforeF+8, func() int { return testkit.FDs(t, b.p.PID()) })

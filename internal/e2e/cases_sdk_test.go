@@ -216,13 +216,21 @@ func TestCaseRT04GoSDK(t *testing.T) {
 		return
 	}
 	contract.Covers(t, "L7", "L8", "L9", "O3", "O4")
-	bin := filepath.Join(t.TempDir(), "goclients")
-	build := exec.CommandContext(t.Context(), testkit.RequireTool(t, "go"), "build", "-o", bin, ".") // takes minutes the first time
-	build.Dir = "goclients"
+	bin := buildIn(t, "goclients", ".") // takes minutes the first time
+	runSDKs(t, goSDKs, testkit.Command{Path: bin})
+}
+
+// buildIn builds a program of a module below this folder: what only these tests need
+// is in modules of its own. It takes as long as it takes.
+func buildIn(t *testing.T, module, pkg string) string {
+	t.Helper()
+	bin := filepath.Join(t.TempDir(), module)
+	build := exec.CommandContext(t.Context(), testkit.RequireTool(t, "go"), "build", "-o", bin, pkg)
+	build.Dir = module
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	runSDKs(t, goSDKs, testkit.Command{Path: bin})
+	return bin
 }
 
 func runSDKs(t *testing.T, list []sdk, driver testkit.Command) {

@@ -534,6 +534,7 @@ func TestCases(t *testing.T) {
 	}{
 		{"RT", casesRepeats}, {"H2", casesH2}, {"FR", casesFraming}, {"UP", casesUploads}, {"ID", casesIdentity},
 		{"HD", casesHeaders}, {"RD", casesRedirects}, {"CA", casesCertificates}, {"CL", casesClients}, {"ST", casesStreams}, {"DL", casesDelivery}, {"LK", casesLeaks},
+		{"heads", casesHeads},
 	} {
 		t.Run(g.name, func(t *testing.T) { g.run(t, b) })
 	}

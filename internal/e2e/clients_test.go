@@ -92,6 +92,7 @@ func TestClientMatrix(t *testing.T) {
 	goOf := func(name, debug, version string) program {
 		return program{name: name, args: []string{os.Args[0]}, env: []string{goClientURL + "=" + secure + "/" + name, "GODEBUG=" + debug}, makes: []string{"/v1/m/" + name + " " + version + " 200 ok"}}
 	}
+	t.Run("curl sends once", func(t *testing.T) { curlSendsOnce(t, b, curl) })
 	b.matrix(t, []program{
 		curlOf("curl1", "1.1", "--http1.1", secure+"/curl1"), curlOf("curl2", "2", secure+"/curl2"), curlOf("curlplain", "1.1", plain+"/curlplain"),
 		gitOf("git1", "HTTP/1.1"), gitOf("git2", "HTTP/2"),
@@ -111,27 +112,26 @@ func TestClientMatrix(t *testing.T) {
 	b.finish(t)
 }
 
-// TestCaseRT04Curl: curl sends a POST once, whatever it is told about trying again, and
-// shows why. (git is in TestCaseGT01, libraries are in TestCaseRT04SDK.)
-func TestCaseRT04Curl(t *testing.T) {
+// curlSendsOnce: curl sends a POST once, whatever it is told about trying again, and
+// shows why (RT-04). git is in TestCaseGT01, libraries are in TestCaseRT04SDK.
+func curlSendsOnce(t *testing.T, b *bed, curl string) {
 	contract.Covers(t, "L7", "L8", "O3", "O4")
-	curl := testkit.RequireTool(t, "curl")
-	b := newBed(t, testkit.NewCA(t), rigOptions{})
-	b.begin()
-	for i, more := range [][]string{nil, {"--retry", "2"}, {"--retry", "2", "--retry-all-errors", "--retry-delay", "1", "--fail-with-body"}, {"--http1.1"}} {
+	for i, more := range [][]string{nil, {"--retry", "1"}, {"--retry", "1", "--retry-all-errors", "--fail-with-body"}, {"--http1.1"}} {
 		for end, turn := range map[string]testkit.Turn{"lost": dies(), "500": testkit.Respond(testkit.Reply(500, "no")), "502": testkit.Respond(testkit.Reply(502, "no"))} {
 			path := fmt.Sprintf("/v1/rt04curl/%d/%s", i, end)
 			b.on(payHost, path, turn)
-			_, out, errs := testkit.Run(t, testkit.Command{Path: curl, Args: append([]string{"-sS", "-m", "20", "-d", "x=1", "https://" + payHost + path}, more...), Env: []string{"https_proxy=http://" + b.addr, "CURL_CA_BUNDLE=" + b.roots}})
-			if n := len(b.arrivals(payHost, path)); n != 1 {
-				t.Errorf("%v, %s: %d effects: %s %s", more, end, n, out, errs)
-			}
-			if end == "lost" && !strings.Contains(out, "Outcome unknown: do not repeat; reconcile act_") {
-				t.Errorf("%v: %s %s", more, out, errs)
-			}
+			t.Run(path, func(t *testing.T) {
+				t.Parallel()
+				_, out, errs := testkit.Run(t, testkit.Command{Path: curl, Args: append([]string{"-sS", "-m", "20", "-d", "x=1", "https://" + payHost + path}, more...), Env: []string{"https_proxy=http://" + b.addr, "CURL_CA_BUNDLE=" + b.roots}})
+				if n := len(b.arrivals(payHost, path)); n != 1 {
+					t.Errorf("%v, %s: %d effects: %s %s", more, end, n, out, errs)
+				}
+				if end == "lost" && !strings.Contains(out, "Outcome unknown: do not repeat; reconcile act_") {
+					t.Errorf("%v: %s %s", more, out, errs)
+				}
+			})
 		}
 	}
-	b.finish(t)
 }
 
 // TestClientMatrixNode is TestClientMatrix with what npm installs, in make test-long:

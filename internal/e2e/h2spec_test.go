@@ -21,10 +21,7 @@ import (
 // caller's side of an intercepted tunnel and against net/http as it comes: nothing
 // fails through Waybill that does not fail there.
 func TestH2Spec(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "h2spec")
-	if code, out, errs := testkit.Run(t, testkit.Command{Path: testkit.RequireTool(t, "go"), Args: []string{"build", "-o", bin, "github.com/summerwind/h2spec/cmd/h2spec"}, Dir: "h2spec"}); code != 0 {
-		t.Fatalf("go build: %d %s %s", code, out, errs)
-	}
+	bin := buildIn(t, "h2spec", "github.com/summerwind/h2spec/cmd/h2spec")
 	ca := testkit.NewCA(t)
 	// Bodies are read, as an application does; some tests need an answer with content.
 	answer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -12,14 +12,19 @@ import (
 	"waybill/internal/testkit"
 )
 
-// TestSmugglingHeads sends each head that two readers could take for different things
-// to the running proxy, as it is and inside of an intercepted tunnel: there is one
-// answer, the connection is closed, and nothing arrives at any origin.
-func TestSmugglingHeads(t *testing.T) {
+// casesHeads sends each head that two readers could take for different things to the
+// running proxy, as it is and inside of an intercepted tunnel: there is one answer, the
+// connection is closed, and nothing arrives at any origin.
+func casesHeads(t *testing.T, b *bed) {
 	contract.Covers(t, "B1", "B2", "L1")
-	b := newBed(t, testkit.NewCA(t), rigOptions{})
-	b.begin()
-	refused := func(place string, h testkit.SmugglingHead, c *testkit.Conn, wire string) {
+	arrived := func() (n int) {
+		for _, l := range b.ledgers {
+			n += len(l.Arrivals())
+		}
+		return n
+	}
+	arrivals, records := arrived(), len(b.settle(t))
+	refused := func(t *testing.T, place string, h testkit.SmugglingHead, c *testkit.Conn, wire string) {
 		t.Helper()
 		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 			t.Fatal(err)
@@ -46,23 +51,29 @@ func TestSmugglingHeads(t *testing.T) {
 	}
 	heads := testkit.SmugglingHeads()
 	inside := 0
-	for _, h := range heads {
-		refused("outside", h, testkit.Dial(t, b.addr), h.Wire)
-		if wire := strings.Replace(h.Wire, "http://"+payHost+"/", "/", 1); wire != h.Wire && !strings.HasPrefix(wire, "CONNECT") {
-			inside++
-			refused("inside", h, b.tunnel(t, payHost), wire)
+	t.Run("heads", func(t *testing.T) {
+		for _, h := range heads {
+			wire := strings.Replace(h.Wire, "http://"+payHost+"/", "/", 1)
+			tunnelled := wire != h.Wire && !strings.HasPrefix(wire, "CONNECT")
+			if tunnelled {
+				inside++
+			}
+			t.Run(h.Name, func(t *testing.T) {
+				t.Parallel()
+				refused(t, "outside", h, testkit.Dial(t, b.addr), h.Wire)
+				if tunnelled {
+					refused(t, "inside", h, b.tunnel(t, payHost), wire)
+				}
+			})
 		}
-	}
+	})
 	if len(heads) < 60 || inside < 40 {
 		t.Errorf("%d heads, %d inside of a tunnel", len(heads), inside)
 	}
-	for host, l := range b.ledgers {
-		if n := len(l.Arrivals()); n != 0 {
-			t.Errorf("%s: %d arrivals", host, n)
-		}
+	if n := arrived() - arrivals; n != 0 {
+		t.Errorf("%d arrivals", n)
 	}
-	if all := b.settle(t); len(all) != len(heads)+inside {
-		t.Errorf("%d records of %d refusals", len(all), len(heads)+inside)
+	if n := len(b.settle(t)) - records; n != len(heads)+inside {
+		t.Errorf("%d records of %d refusals", n, len(heads)+inside)
 	}
-	b.finish(t)
 }
