@@ -34,7 +34,11 @@ func explainFollowUp(c *routes.Contract) []string {
 		if a.Get != "" {
 			where = a.Get
 		}
-		out = append(out, fmt.Sprintf("%v accept a job: its state is at %s, followed for %s", a.Status, where, a.Timeout))
+		accept := "accept a job"
+		if len(a.AcceptedWhen) > 0 {
+			accept = "accept a job, where the answer says so"
+		}
+		out = append(out, fmt.Sprintf("%v %s: its state is at %s, followed for %s", a.Status, accept, where, a.Timeout))
 	}
 	if b := c.Batch; b != nil {
 		how := "each item has its own outcome"

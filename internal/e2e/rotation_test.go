@@ -62,6 +62,7 @@ func TestRotationSurvivesKill(t *testing.T) {
 		{"oauth-stored", "file", false}, {"oauth-stored", "vault", false},
 	} {
 		t.Run(c.point+" "+c.store, func(t *testing.T) {
+			t.Parallel()
 			ca := testkit.NewCA(t)
 			s := &rotating{canary: testkit.NewCanary(t)}
 			s.good = s.refresh(0)
