@@ -238,7 +238,7 @@ func (j *Journal) Retain(now time.Time) (done Retained, err error) {
 			}
 			base = to
 		}
-		n, err := j.expire(base.seq)
+		n, err := j.expire(base.seq, now)
 		done.Actions += n
 		if err == nil {
 			err = j.expireSessions(base.seq, now)
@@ -376,13 +376,16 @@ func (j *Journal) moveBase(to mark, all []mark) error {
 }
 
 // expirable reports whether an action may be removed when the chain begins after
-// base: it has ended, nothing of it is later, and its outcome is known.
-func expirable(p *projection, base uint64) bool {
-	return p != nil && p.rec.Ended && p.rec.Facts.Outcome != outcome.Unknown && p.rec.LastSeq <= base
+// base: it has ended, nothing of it is later, its outcome is known, and its idempotency
+// key is over by the retention clock: without the record a repeat under that key would
+// be sent as a new action (CONTRACT I9).
+func expirable(p *projection, base uint64, now time.Time) bool {
+	return p != nil && p.rec.Ended && p.rec.Facts.Outcome != outcome.Unknown && p.rec.LastSeq <= base &&
+		!(p.rec.HoldsKey() && now.Before(p.rec.Bound.Key.ExpiresAt))
 }
 
 // expire removes what may go of the part before the base.
-func (j *Journal) expire(base uint64) (removed int, err error) {
+func (j *Journal) expire(base uint64, now time.Time) (removed int, err error) {
 	from := keyTime(0, dispatch.ActionID{})
 	for {
 		var ids []dispatch.ActionID
@@ -400,7 +403,7 @@ func (j *Journal) expire(base uint64) (removed int, err error) {
 				if err != nil {
 					return err
 				}
-				if !expirable(p, base) {
+				if !expirable(p, base, now) {
 					continue
 				}
 				if ids = append(ids, p.rec.ID); len(ids) == expireBatch {
@@ -413,7 +416,7 @@ func (j *Journal) expire(base uint64) (removed int, err error) {
 			return removed, err
 		}
 		if len(ids) > 0 {
-			n, err := j.remove(ids, base)
+			n, err := j.remove(ids, base, now)
 			if removed += n; err != nil {
 				return removed, err
 			}
@@ -426,7 +429,7 @@ func (j *Journal) expire(base uint64) (removed int, err error) {
 
 // remove takes actions away: first the chunks, in portions, then everything else of
 // each in one transaction.
-func (j *Journal) remove(ids []dispatch.ActionID, base uint64) (removed int, err error) {
+func (j *Journal) remove(ids []dispatch.ActionID, base uint64, now time.Time) (removed int, err error) {
 	for _, id := range ids {
 		var results []expired
 		chunks := false
@@ -475,7 +478,7 @@ func (j *Journal) remove(ids []dispatch.ActionID, base uint64) (removed int, err
 			if err != nil {
 				return nil, err
 			}
-			if !expirable(p, base) {
+			if !expirable(p, base, now) {
 				continue
 			}
 			gone, bytes, err := j.everything(txn, p)

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -259,5 +260,45 @@ func TestRetentionBySize(t *testing.T) {
 	closeTest(t, j)
 	opt.Hooks = &hooks.Hooks{NoSync: true, CheckCache: true}
 	j, _ = openWith(t, opt)
+	mustVerify(t, j)
+}
+
+// A record that holds an idempotency key stays for as long as the service may know the
+// key, however little room there is: without it a repeat would be a new action.
+func TestRetentionKeepsKeys(t *testing.T) {
+	contract.Covers(t, "I5", "I9")
+	opt := testOptions(tempDir(t), &hooks.Hooks{NoSync: true})
+	opt.MaxBytes = 64 << 10
+	j, _ := openWith(t, opt)
+	keyed := func(key string, window time.Duration) dispatch.ActionID {
+		b := keyedBatch(newID(), key)
+		b.Events[1].Bound.Key.ExpiresAt = time.Now().Add(window)
+		mustAppend(t, j, b)
+		mustAppend(t, j, toResult(b.Action, []byte("done")))
+		return b.Action
+	}
+	inside, over := keyed("inside", time.Hour), keyed("over", -time.Minute)
+	removed := 0
+	for n := 0; removed == 0 && n < 100; n++ {
+		for range 100 {
+			id := newID()
+			mustAppend(t, j, dispatch.Batch{Action: id, Events: []dispatch.Event{evAccepted("ci", id.String()), evBound("f"), evRefused()}})
+		}
+		r, err := j.Retain(time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		removed += r.Actions
+	}
+	if removed == 0 || gone(t, j, over) != 1 {
+		t.Fatalf("%d removed; the action whose key is over is still there", removed)
+	}
+	if gone(t, j, inside) != 0 {
+		t.Error("an action was removed while its key counts")
+	}
+	again := keyedBatch(newID(), "inside")
+	if receipt, err := j.Append(bg, again); !errors.Is(err, dispatch.ErrKeyTaken) || receipt.Earlier != inside {
+		t.Errorf("the key again: %v, %s", err, receipt.Earlier)
+	}
 	mustVerify(t, j)
 }
