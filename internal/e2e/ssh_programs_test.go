@@ -171,7 +171,22 @@ const ansiblePlay = `
     - assert: {that: "cat.stdout_lines == ['Linux', 'script']"}
 `
 
-// Ansible, by the settings of docs/ssh.md and by scp -O: facts, modules, scripts and
+// ansiblePatterns are those that docs/ssh.md names for Ansible.
+func ansiblePatterns(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/ssh.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile("(?m)^    commands: (\\[.*\\])$").FindSubmatch(text)
+	if m == nil {
+		t.Fatal("docs/ssh.md has no patterns for Ansible")
+	}
+	// And those of the raw tasks here, whose command lines are passed as they are.
+	return strings.TrimSuffix(string(m[1]), "]") + `, {regexp: "cat /.*"}, {regexp: "echo once >>.*"}]`
+}
+
+// Ansible, by the settings and patterns of docs/ssh.md and by scp -O: facts, modules, scripts and
 // files; what it does at the target happens once, and a lost command is not run again.
 func TestSSHAnsible(t *testing.T) {
 	if !long() {
@@ -179,12 +194,13 @@ func TestSSHAnsible(t *testing.T) {
 	}
 	contract.Covers(t, "G9", "L6", "O3", "C2")
 	testkit.RequireTool(t, "ansible-playbook")
-	s := newSSHRig(t, sshOptions{real: true})
+	s := newSSHRig(t, sshOptions{real: true, more: "  - name: ansible\n    match: {host: ansible.real.test}\n    ssh: {users: [USER], credential: key, known_hosts: known_hosts, commands: " + ansiblePatterns(t) +
+		"}\n    upstream: {resolve: {ansible.real.test: \"REAL\"}}\n"})
 	payload := bytes.Repeat([]byte{0, 255, '\r', '\n', 26, 4, 3}, 50_000)
 	s.write("payload", string(payload))
 	s.write("script.sh", "#!/bin/sh\necho script >>\"$1\"\n")
 	s.write("play.yaml", ansiblePlay)
-	s.write("inventory", fmt.Sprintf("real.test ansible_user=%s ansible_python_interpreter=%s there=%s\n", s.user, debianPython, s.real.Dir))
+	s.write("inventory", fmt.Sprintf("ansible.real.test ansible_user=%s ansible_python_interpreter=%s there=%s\n", s.user, debianPython, s.real.Dir))
 	if err := os.Symlink(s.conf, filepath.Join(s.dir, "waybill_ssh_config")); err != nil {
 		t.Fatal(err)
 	}
