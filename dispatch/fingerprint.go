@@ -41,9 +41,19 @@ func field(h hash.Hash, parts ...string) {
 
 func digestText(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }
 
+// meaningful are the fields beside the content type that say what a request is, where
+// target and body do not (CONTRACT D1): the operation of a protocol that sends them all
+// to one path, the source or destination of a copy, the part of an upload. Without them
+// an answer to one operation would be taken for that of another.
+var meaningful = []string{
+	"Soapaction", "X-Amz-Target", "X-Http-Method", "X-Http-Method-Override", "X-Method-Override",
+	"Destination", "X-Amz-Copy-Source", "X-Goog-Copy-Source", "X-Ms-Copy-Source",
+	"Content-Range", "Upload-Offset",
+}
+
 // fingerprint recognises a repeat of the same request (CONTRACT D1, O3): method,
-// normalised target, content type without parameters, body bytes. Other fields are
-// client noise (IK-07).
+// normalised target, content type without parameters, the meaningful fields, body
+// bytes. Other fields are client noise (IK-07).
 func fingerprint(out *Outgoing, body *spool) string {
 	h := sha256.New()
 	media := out.Header.Get("Content-Type")
@@ -55,6 +65,12 @@ func fingerprint(out *Outgoing, body *spool) string {
 	field(h, "waybill fingerprint 1", out.Method, out.Target.Scheme, out.Authority, out.RawPath, queryMark(out), out.RawQuery, media)
 	if out.Upgrade != "" {
 		field(h, "upgrade", out.Upgrade) // a plain GET of the same target is another request
+	}
+	for _, name := range meaningful {
+		if values := out.Header[name]; len(values) > 0 {
+			field(h, name, strconv.Itoa(len(values)))
+			field(h, values...)
+		}
 	}
 	if body != nil {
 		h.Write(body.digest[:])

@@ -629,9 +629,23 @@ func TestGuard(t *testing.T) {
 		"other query":  func(s *Submission) { s.RawQuery, s.HasQuery = "a=1", true },
 		"other type":   func(s *Submission) { s.Header.Set("Content-Type", "text/html") },
 		"other method": func(s *Submission) { s.Method = "PUT" },
+		// What SDKs of services with one path for all say of their operation.
+		"other operation": func(s *Submission) { s.Header.Set("X-Amz-Target", "DynamoDB_20120810.DeleteItem") },
+		"other action":    func(s *Submission) { s.Header.Set("Soapaction", `"urn:b"`) },
+		"other source":    func(s *Submission) { s.Header.Set("X-Amz-Copy-Source", "/b/k") },
+		"other part":      func(s *Submission) { s.Header.Set("Content-Range", "bytes 8-15/16") },
 	} {
 		if r := again(mod); facts(r).Code != outcome.CodeRemoteOutcomeUnknown {
 			t.Errorf("%s: %v", name, facts(r).Code)
+		}
+	}
+	// What they change between their tries, and what comes anew with each.
+	for _, noise := range [][2]string{
+		{"X-Stainless-Retry-Count", "1"}, {"Amz-Sdk-Request", "attempt=2; max=3"}, {"Amz-Sdk-Invocation-Id", "b"}, {"X-Amz-Date", "20261201T000001Z"}, {"Authorization", "AWS4-HMAC-SHA256 other"},
+		{"Traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}, {"X-Request-Id", "2"}, {"Date", "Tue, 01 Dec 2026 00:00:01 GMT"}, {"Idempotency-Key", "another"}, {"Content-Type", "text/plain; charset=UTF-8"},
+	} {
+		if r := again(func(s *Submission) { s.Header.Set(noise[0], noise[1]) }); facts(r).Code != outcome.CodeDuplicateSuspected {
+			t.Errorf("with %s: %v", noise[0], facts(r).Code)
 		}
 	}
 	if r := again(func(s *Submission) { s.Supersedes = "act_01ARZ3NDEKTSV4RRFFQ69G5FAV" }); facts(r).Code != outcome.CodeDuplicateSuspected {

@@ -109,6 +109,10 @@ func TestKeyFinished(t *testing.T) {
 			t.Errorf("IK-01: %d %+v", r.Status, r.Envelope.Evidence)
 		}
 	}
+	// Another operation on the same path, with a body that is equal by chance, is not
+	// answered with the first one's result.
+	other := b.do(t, keyed("keyed", "k1", "amount=5", "X-Amz-Target", "Pay.Refund"))
+	wantFacts(t, facts(other), outcome.Validation, outcome.NotAttempted, outcome.AfterCorrection, outcome.CodeIdempotencyMismatch)
 	if b.tr.count() != 1 {
 		t.Errorf("%d dispatches", b.tr.count())
 	}

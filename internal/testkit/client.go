@@ -284,7 +284,7 @@ func Tunnel(t testing.TB, addr, authority string, roots *x509.CertPool, header .
 // packages names the Debian package of a tool whose package has another name.
 var packages = map[string]string{
 	"python3": "python3", "node": "nodejs", "ssh": "openssh-client", "sshd": "openssh-server", "ssh-keygen": "openssh-client",
-	"nc": "netcat-openbsd", "ab": "apache2-utils", "h2load": "nghttp2-client", "faketime": "faketime", "ip": "iproute2",
+	"nc": "netcat-openbsd", "java": "default-jdk-headless", "javac": "default-jdk-headless", "ab": "apache2-utils", "h2load": "nghttp2-client", "faketime": "faketime", "ip": "iproute2",
 	"tc": "iproute2", "mkfs.ext4": "e2fsprogs", "losetup": "util-linux", "mount": "mount", "dbus-daemon": "dbus-daemon", "unshare": "util-linux", "setpriv": "util-linux", "prlimit": "util-linux",
 }
 
