@@ -400,6 +400,7 @@ func (p *Pipeline) schedule(id ActionID, at time.Time) {
 // expire records that nobody decided in time. It changes nothing of an approval that
 // is decided: one that was approved in time ends by itself.
 func (p *Pipeline) expire(id ActionID) {
+	defer p.survive("expiry of an approval", id)
 	rec, err := p.cfg.Journal.Action(context.Background(), id)
 	if err != nil || !rec.PendingApproval() {
 		return
@@ -470,6 +471,7 @@ func (p *Pipeline) dispatchApproved(id ActionID) {
 	if !p.enter() {
 		return // draining: the next start takes it up
 	}
+	defer p.survive("an approved request", id)
 	p.cfg.Metrics.InFlight(1)
 	a := &action{p: p, id: id, start: time.Now(), finish: make(chan struct{}), over: make(chan struct{}), leaving: make(chan struct{}), caller: context.Background(), detached: true, recorded: true, left: true, noted: true, asks: true, asked: true}
 	a.mark = a.start
@@ -520,8 +522,11 @@ func (p *Pipeline) notify(rec *Record) {
 	if p.cfg.OnApproval == nil {
 		return
 	}
-	v := rec.ApprovalView()
-	go p.cfg.OnApproval(v)
+	v, id := rec.ApprovalView(), rec.ID
+	go func() {
+		defer p.survive("word of an approval", id)
+		p.cfg.OnApproval(v)
+	}()
 }
 
 // ApprovalView is one approval as people and programs see it. It holds no query

@@ -346,6 +346,7 @@ func (b *background) schedule(rec Record) {
 func (b *background) run(id ActionID) {
 	b.slots <- struct{}{}
 	defer func() { <-b.slots }()
+	defer b.p.survive("a repeat", id)
 	b.mu.Lock()
 	delete(b.due, id)
 	stopped := b.stopped

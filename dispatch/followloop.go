@@ -254,6 +254,7 @@ func backoff(every, most time.Duration, n int) time.Duration {
 const followPause = time.Second
 
 func (p *Pipeline) followOne(ctx context.Context, id ActionID) {
+	defer p.survive("following an action", id)
 	_, err := p.Reconcile(ctx, id)
 	var incomplete *QueryError
 	switch {

@@ -53,12 +53,16 @@ func (p *Pipeline) Reconcile(ctx context.Context, id ActionID) (Record, error) {
 		f.asking[id] = one
 		f.mu.Unlock()
 		// Whoever asked may leave; what the remote side says counts all the same.
+		one.err = errQueryBroken
 		go func() {
+			defer func() {
+				f.mu.Lock()
+				delete(f.asking, id)
+				f.mu.Unlock()
+				close(one.done)
+			}()
+			defer p.survive("a query", id)
 			one.rec, one.err = p.reconcile(context.WithoutCancel(ctx), id)
-			f.mu.Lock()
-			delete(f.asking, id)
-			f.mu.Unlock()
-			close(one.done)
 		}()
 	} else {
 		f.mu.Unlock()
@@ -70,6 +74,9 @@ func (p *Pipeline) Reconcile(ctx context.Context, id ActionID) (Record, error) {
 		return Record{}, context.Cause(ctx)
 	}
 }
+
+// errQueryBroken: the query ended in a panic, which says nothing of the action.
+var errQueryBroken = errors.New("dispatch: the query could not be made")
 
 type asked struct {
 	done chan struct{}

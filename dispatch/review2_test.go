@@ -1,11 +1,16 @@
 package dispatch
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/pem"
+	"errors"
+	"log/slog"
 	"net/http"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -85,6 +90,92 @@ func TestApprovedCommandDetached(t *testing.T) {
 		rec, err := b.j.Action(t.Context(), reply.ID)
 		if err != nil || b.tr.count() != 1 || rec.Facts != outcome.Success() || rec.Result == nil || rec.Result.Exec == nil {
 			t.Errorf("%d sent, %+v, %v", b.tr.count(), rec.Facts, err)
+		}
+	})
+}
+
+// panicOn panics when it is to log a certain message.
+type panicOn struct {
+	slog.Handler
+	message string
+}
+
+func (h panicOn) Handle(ctx context.Context, r slog.Record) error {
+	if r.Message == h.message {
+		panic("the value quotes " + testSecret)
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+// A panic in work of its own goroutine ends that work, not the process; its value is shown
+// to nobody, and the action stays what its records say.
+func TestPanicInTheBackground(t *testing.T) {
+	contract.Covers(t, "C2", "M2", "D3")
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		var log bytes.Buffer
+		lines := slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})
+		b.cfg.Logger = slog.New(lines)
+		told := 0
+		b.cfg.OnApproval = func(ApprovalView) {
+			told++
+			panic("the value quotes " + testSecret)
+		}
+		broken := false
+		b.j.reading = func(ActionID) {
+			if broken {
+				panic("the value quotes " + testSecret)
+			}
+		}
+		b.j.taken = func(batch Batch) {
+			broken = broken || slices.ContainsFunc(batch.Events, func(ev Event) bool { return ev.Type == ApprovalDecided })
+		}
+		reply := b.Do(t.Context(), post("ask.example.test", "/v1/pay", "amount=5"))
+		if reply.Envelope.Facts().Code != outcome.CodeApprovalPending || told != 1 {
+			t.Fatalf("%+v, told %d times", reply.Envelope.Facts(), told)
+		}
+		if _, err := b.Decide(t.Context(), reply.ID, "", alice); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if _, err := b.Reconcile(t.Context(), reply.ID); !errors.Is(err, errQueryBroken) {
+			t.Errorf("a query that panicked: %v", err)
+		}
+		b.followOne(t.Context(), reply.ID)
+		broken, b.j.taken = false, nil
+		rec, err := b.j.Action(t.Context(), reply.ID)
+		if err != nil || b.tr.count() != 0 || !rec.AwaitsApproval() || rec.Approval.Decision == nil {
+			t.Fatalf("%d sent; %+v, %v", b.tr.count(), rec.Facts, err)
+		}
+		// The next start sends it, once.
+		if _, approved, err := b.ResumeApprovals(t.Context()); err != nil || approved != 1 {
+			t.Fatalf("%d, %v", approved, err)
+		}
+		synctest.Wait()
+		if b.tr.count() != 1 {
+			t.Errorf("%d sent", b.tr.count())
+		}
+
+		// Behind an attempt whose caller has left.
+		b.cfg.Logger = slog.New(panicOn{lines, "nobody waits for the answer"})
+		release := make(chan struct{})
+		b.tr.play = func(ctx context.Context, out *Outgoing, sink Sink) Ending {
+			<-release
+			return answerWith(200, "done")(ctx, out, sink)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		got := make(chan *Reply)
+		go func() { got <- b.Do(ctx, post("pay.example.test", "/v1/left", "amount=6")) }()
+		synctest.Wait()
+		cancel()
+		left := <-got
+		close(release)
+		synctest.Wait()
+		if rec, err := b.j.Action(t.Context(), left.ID); err != nil || rec.Facts != outcome.Success() {
+			t.Errorf("%+v, %v", rec.Facts, err)
+		}
+		if n := strings.Count(log.String(), "panic in the background"); n < 5 || strings.Contains(log.String(), testSecret) || strings.Contains(log.String(), "the value quotes") {
+			t.Errorf("%d lines about panics:\n%s", n, log.String())
 		}
 	})
 }

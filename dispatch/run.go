@@ -31,6 +31,7 @@ func bodyOf(s *spool) func() (io.Reader, error) {
 // caller: it ends under the route's own limit (CONTRACT F5).
 func (a *action) run(conn Conn) {
 	defer a.close()
+	defer a.p.survive("behind an attempt", a.id)
 	sink := a.newSink()
 	if a.out.Exec != nil {
 		sink.exec = &execSink{streamed: a.s.Exec.Streamed, stderr: a.p.screen(a.secrets, a.route.Leak)}
@@ -83,6 +84,16 @@ func (a *action) run(conn Conn) {
 			_ = u.Close()
 		}
 		<-u.done // it counts as running until then
+	}
+}
+
+// survive is deferred where work is done in a goroutine of its own. A panic – of a library
+// that met what it did not expect – ends this work and nothing else: of the action is
+// known what its records say. The panic's value may quote a request or a peer and goes
+// nowhere (CONTRACT C2); nobody recovering, it would be printed, and end every action.
+func (p *Pipeline) survive(what string, id ActionID) {
+	if recover() != nil {
+		p.cfg.Logger.Error("panic in the background", slog.String("work", what), slog.String("action", id.String()), slog.Any("stack", string(debug.Stack())))
 	}
 }
 
