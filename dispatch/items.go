@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"waybill/dispatch/leak"
 	"waybill/outcome"
 	"waybill/routes"
 )
@@ -14,7 +15,7 @@ import (
 // whole is the body as it is stored, where it is small; false for one that is not, or
 // cannot be read back.
 func (s *resultSink) whole() ([]byte, bool) {
-	if s.total > maxAnswer || s.header.Get("Content-Encoding") != "" {
+	if s.total > maxAnswer {
 		return nil, false
 	}
 	var out []byte
@@ -25,7 +26,15 @@ func (s *resultSink) whole() ([]byte, bool) {
 		}
 		out = append(out, b...)
 	}
-	return append(out, s.buf.Bytes()...), true
+	return decoded(s.header, append(out, s.buf.Bytes()...))
+}
+
+// decoded is a whole body without its codings, for whoever reads what it says. It is as
+// clean as the body: what is encoded is searched decoded, and not stored with a secret (C5).
+func decoded(h http.Header, body []byte) ([]byte, bool) {
+	list, _ := leak.ContentEncoding(h)
+	out, err := leak.Decode(list, body, maxAnswer)
+	return out, err == nil
 }
 
 // resolveItems reads the outcome of each item of a batch from a complete answer (CONTRACT

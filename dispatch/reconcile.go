@@ -174,7 +174,9 @@ func (p *Pipeline) fill(ctx context.Context, rec *Record, text string) (path, qu
 		defer func() { _ = r.Close() }()
 		header = http.Header(res.Header)
 		if raw, err := io.ReadAll(io.LimitReader(r, maxAnswer)); err == nil {
-			*body = routes.ParseDocument(raw)
+			if raw, ok := decoded(header, raw); ok {
+				*body = routes.ParseDocument(raw)
+			}
 		}
 	}
 	path, query, hasQuery, missing := t.Render(func(v routes.Value) (string, bool) {
@@ -265,7 +267,9 @@ func (p *Pipeline) ask(ctx context.Context, s *Submission, limit time.Duration) 
 	case len(raw) > maxAnswer:
 		a.reason = "answer_too_large"
 		return a
-	case reply.Header.Get("Content-Encoding") != "" && !strings.EqualFold(reply.Header.Get("Content-Encoding"), "identity"):
+	}
+	raw, ok := decoded(reply.Header, raw)
+	if !ok {
 		a.reason = "answer_encoded"
 		return a
 	}

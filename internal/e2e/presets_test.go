@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"bytes"
+	"compress/gzip"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -96,7 +98,15 @@ func (s *scripted) handle(a testkit.Arrival) []testkit.Step {
 	defer s.mu.Unlock()
 	path, query, _ := strings.Cut(a.Target, "?")
 	reply := func(status int, body string, fields ...string) []testkit.Step {
-		return []testkit.Step{testkit.Reply(status, body, append([]string{"Content-Type", "application/json"}, fields...)...)}
+		fields = append([]string{"Content-Type", "application/json"}, fields...)
+		if strings.Contains(a.Header.Get("Accept-Encoding"), "gzip") { // as the vendors' libraries ask for
+			var b bytes.Buffer
+			z := gzip.NewWriter(&b)
+			_, _ = z.Write([]byte(body))
+			_ = z.Close()
+			body, fields = b.String(), append(fields, "Content-Encoding", "gzip")
+		}
+		return []testkit.Step{testkit.Reply(status, body, fields...)}
 	}
 	key := a.Header.Get("Idempotency-Key")
 	known := key != "" && s.keys[key] == string(a.Body)
@@ -415,7 +425,7 @@ func checkFollowUps(t *testing.T, r *rig, s *scripted, parts []presetPart, ask f
 		return parts[slices.IndexFunc(parts, func(p presetPart) bool { return p.name == name })]
 	}
 	for name, want := range map[string]int{"openai/batches": 200, "openai/responses": 200, "anthropic/batches": 200, "azure-openai/api": 202} {
-		resp := ask(part(name), `{"job":1,"background":true}`, "X-Test", "later")
+		resp := ask(part(name), `{"job":1,"background":true}`, "X-Test", "later", "Accept-Encoding", "gzip, deflate")
 		job := resp.Header.Get("Waybill-Job")
 		if resp.Status != want || job == "" {
 			t.Errorf("%s: %d %v", name, resp.Status, resp.Header)
@@ -434,10 +444,10 @@ func checkFollowUps(t *testing.T, r *rig, s *scripted, parts []presetPart, ask f
 		t.Errorf("polls of a batch came with %q", versions)
 	}
 	// A response that is complete at once has the status of one that is not: it is no job.
-	if resp := ask(part("openai/responses"), `{"input":"x"}`); resp.Status != 200 || resp.Header.Get("Waybill-Job") != "" {
+	if resp := ask(part("openai/responses"), `{"input":"x"}`, "Accept-Encoding", "gzip"); resp.Status != 200 || resp.Header.Get("Waybill-Job") != "" {
 		t.Errorf("a foreground response: %d %v", resp.Status, resp.Header)
 	}
-	bulk := ask(part("jira/bulk"), `{"issueUpdates":[{"fields":{}},{"fields":{}}]}`)
+	bulk := ask(part("jira/bulk"), `{"issueUpdates":[{"fields":{}},{"fields":{}}]}`, "Accept-Encoding", "gzip")
 	items := r.document(bulk.Header.Get("Waybill-Invocation")).Items
 	if len(items) != 2 || items[0].Outcome != outcome.Committed || items[1].Outcome != outcome.Committed {
 		t.Errorf("items of a bulk create: %+v", items)
