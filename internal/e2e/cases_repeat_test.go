@@ -117,7 +117,7 @@ func TestCasesLeaveNothing(t *testing.T) {
 	}
 	run(8)
 	b.settle(t)
-	beforeG, beforeF := count(), testkit.FDs(t, b.p.PID())
+	beforeG, beforeF := count(), b.descriptors(t)
 	run(repeats)
 	all := b.settle(t)
 	// One who leaves early enough leaves no record.
@@ -131,7 +131,7 @@ func TestCasesLeaveNothing(t *testing.T) {
 		t.Errorf("%d actions of %d requests, and %d of callers who left", len(all)-left, want, left)
 	}
 	testkit.Settles(t, "goroutines", beforeG+8, count)
-	testkit.Settles(t, "file descriptors", beforeF+8, func() int { return testkit.FDs(t, b.p.PID()) })
+	testkit.Settles(t, "file descriptors", beforeF+8, func() int { return b.descriptors(t) })
 	if left := testkit.Files(t, tmp); len(left) != 0 {
 		t.Errorf("left in the temp folder: %v", left)
 	}

@@ -200,14 +200,15 @@ func newNode(t *testing.T, version string) string {
 // origin that applies the effect and is not heard of again: there is one effect, and
 // the library shows what to do. Each runs in its own dialect, and in the default form
 // where nobody configured one: then the guard (O3) is what stops those that come again.
-// It runs in make test-long; TestLibrariesDoWhatTheyMay has their documented rules.
+// Those that use fetch speak HTTP/2 to the proxy. It runs in make test-long;
+// TestLibrariesDoWhatTheyMay has their documented rules.
 func TestCaseRT04SDK(t *testing.T) {
 	if !long() {
 		return
 	}
 	contract.Covers(t, "L7", "L8", "L9", "O3", "O4")
 	script := inSDKFolder(t, filepath.Join("testdata", "sdk", "calls.mjs"))
-	runSDKs(t, npmSDKs, testkit.Command{Path: newNode(t, "node24"), Args: []string{script}})
+	runSDKs(t, npmSDKs, testkit.Command{Path: newNode(t, "node26"), Args: []string{script}})
 }
 
 // TestCaseRT04GoSDK is the same with libraries of Go.
