@@ -2,10 +2,15 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"waybill/dispatch"
@@ -173,4 +178,66 @@ func TestApprovalKilled(t *testing.T) {
 			r.waiting(0)
 		})
 	}
+}
+
+var goodReload = regexp.MustCompile(`(?m)^waybill_config_reloads_total\{result="success"\} [1-9]`)
+
+// TestApprovalIsUnusable: what changed while the card was open – the secret's version, the
+// configuration – makes the approval unusable: nothing is sent, and the new request needs
+// an approval of its own (CONTRACT D2, D3).
+func TestApprovalIsUnusable(t *testing.T) {
+	contract.Covers(t, "D2", "D3")
+	ca := testkit.NewCA(t)
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(askHost)})
+	r := newRig(t, ca, rigOptions{
+		top:    "  turning: {from: {file: turning}}\n",
+		routes: fmt.Sprintf("  - name: ask\n    match: {host: %s}\n    inject: [{header: X-Key, value: \"${secret}\", credential: turning}]\n    upstream: {roots: roots.pem, resolve: {%s: %q}}\n    approval: {hold: 50ms}\n", askHost, askHost, up.Addr()),
+	})
+	replace := func(name, text string) {
+		r.write(name+".new", text)
+		if err := os.Rename(filepath.Join(r.dir, name+".new"), filepath.Join(r.dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	replace("turning", "version-one-of-the-secret")
+	r.start()
+	config, err := os.ReadFile(r.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(){
+		"secret": func() { replace("turning", "version-two-of-the-secret") },
+		"configuration": func() {
+			replace("c.yaml", strings.Replace(string(config), "approval: {hold: 50ms}", "approval: {hold: 60ms}", 1))
+			r.p.Signal(t, syscall.SIGHUP)
+			testkit.Eventually(t, func() error {
+				if !goodReload.MatchString(get(t, r.meters)) {
+					return errors.New("not reloaded")
+				}
+				return nil
+			})
+		},
+	} {
+		id := r.ask(askHost, "/v1/"+name)
+		change()
+		// Approving says so at once, or the action ends so; either way nothing is sent.
+		code, out, errs := r.cli("approve", id, "--by", "alice")
+		if v := r.settled(id); v.Code != "SNAPSHOT_MISMATCH" || v.Outcome != "not_attempted" || v.DispatchStarted {
+			t.Errorf("%s: approve said %d %s%s, then %+v", name, code, out, errs, v)
+		}
+		if code, _, _ := r.cli("approve", id, "--by", "bob"); code != 1 {
+			t.Errorf("%s: approved again: %d", name, code)
+		}
+	}
+	if n := len(up.Arrivals()); n != 0 {
+		t.Errorf("%d arrived under an approval of another request", n)
+	}
+	id := r.ask(askHost, "/v1/anew")
+	if code, out, errs := r.cli("approve", id, "--by", "alice"); code != 0 {
+		t.Errorf("approve: %d %s%s", code, out, errs)
+	}
+	if v := r.settled(id); v.Outcome != "committed" {
+		t.Errorf("%+v", v)
+	}
+	up.RequireCount(t, 1, http.MethodPost, "/v1/anew")
 }

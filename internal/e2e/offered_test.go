@@ -87,7 +87,7 @@ func TestCredentialsOfferedToTheirOriginOnly(t *testing.T) {
 	}
 	certificate, handshake := outcome.CodeTLSCertificateInvalid, outcome.CodeTLSHandshakeFailed
 	places := []wrongPlace{
-		{name: "right", upstream: resolved(right.Addr()), got: func() string { return "" }},
+		{name: "right", upstream: resolved(right.Addr()) + `, pins: ["` + testkit.Pin(ca.Cert) + `"]`, got: func() string { return "" }},
 		{name: "elsewhere", upstream: resolved(wrongName.Addr()), code: certificate, got: wrongName.Got, quiet: true},
 		{name: "untrusted", upstream: resolved(untrusted.Addr()), code: certificate, got: untrusted.Got, quiet: true},
 		{name: "selfsigned", upstream: resolved(selfSigned.Addr()), code: certificate, got: selfSigned.Got, quiet: true},

@@ -253,3 +253,77 @@ func inFlight(t *testing.T, r *rig) int {
 	t.Fatal("no gauge of actions in flight")
 	return 0
 }
+
+// TestExpiredTokenIsNeverUsed: an access token that has ended is not sent, whatever its
+// endpoint says: nobody there is CREDENTIAL_UNAVAILABLE, no is CREDENTIAL_REFUSED, and the
+// next good answer is used.
+func TestExpiredTokenIsNeverUsed(t *testing.T) {
+	contract.Covers(t, "C1")
+	ca := testkit.NewCA(t)
+	canary := testkit.NewCanary(t)
+	var mu sync.Mutex
+	status, n := http.StatusOK, 0
+	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		if status != http.StatusOK {
+			_ = json.NewEncoder(w).Encode(map[string]string{"error": "invalid_client", "error_description": canary.Value()})
+			return
+		}
+		n++
+		_ = json.NewEncoder(w).Encode(map[string]any{"access_token": fmt.Sprintf("%s-%d", canary.Value(), n), "token_type": "bearer", "expires_in": 1 + 3600*(n-1)})
+	}))
+	t.Cleanup(endpoint.Close)
+	const host = "turn.example.test"
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(host)})
+	r := newRig(t, ca, rigOptions{
+		top:    "  turn: {from: {oauth: {token_url: \"" + endpoint.URL + "\", client_id: c, client_secret: {file: secret}}}}\n",
+		routes: fmt.Sprintf("  - name: turn\n    match: {host: %s}\n    upstream: {roots: roots.pem, resolve: {%s: %q}}\n    inject: [{header: Authorization, value: \"Bearer ${secret}\", credential: turn}]\n", host, host, up.Addr()),
+	})
+	r.start()
+	client := testkit.NewClient(t, testkit.ClientConfig{Proxy: r.addr, Roots: r.roots(), Timeout: patience})
+	answers := ""
+	send := func(i int) *testkit.Response {
+		resp := testkit.Send(t, client, http.MethodPost, fmt.Sprintf("https://%s/v1/%d", host, i), "a")
+		answers += fmt.Sprintln(resp.Status, resp.Header, string(resp.Body))
+		return resp
+	}
+	if resp := send(0); resp.Status != 200 {
+		t.Fatalf("%d %s", resp.Status, resp.Body)
+	}
+	time.Sleep(time.Second) // the life of the token
+	for i, c := range []struct {
+		status int // of the endpoint
+		code   string
+	}{{http.StatusServiceUnavailable, "CREDENTIAL_UNAVAILABLE"}, {http.StatusUnauthorized, "CREDENTIAL_REFUSED"}} {
+		mu.Lock()
+		status = c.status
+		mu.Unlock()
+		testkit.Eventually(t, func() error { // a failure is answered for a second
+			if resp := send(10 * (i + 1)); resp.Status == 200 || !strings.Contains(string(resp.Body), c.code) || !strings.Contains(resp.Header.Get("Waybill-Outcome"), "not_attempted") {
+				return fmt.Errorf("%d %s", resp.Status, resp.Body)
+			}
+			return nil
+		})
+	}
+	if n := len(up.Arrivals()); n != 1 {
+		t.Errorf("%d arrived with a token that had ended", n-1)
+	}
+	mu.Lock()
+	status = http.StatusOK
+	mu.Unlock()
+	testkit.Eventually(t, func() error {
+		if resp := send(99); resp.Status != 200 {
+			return fmt.Errorf("%d %s", resp.Status, resp.Body)
+		}
+		return nil
+	})
+	last := up.Arrivals()
+	if got := strings.Join(last[len(last)-1].Values("Authorization"), ""); len(last) != 2 || got != fmt.Sprintf("Bearer %s-2", canary.Value()) {
+		t.Errorf("%d arrived, the last one not with the new token", len(last))
+	}
+	r.kill()
+	testkit.Search(t, canary, testkit.InString("answers", answers), testkit.InString("log", r.logs.String()))
+}
