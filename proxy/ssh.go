@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -344,14 +345,14 @@ func (s *sshSession) begin(f func()) {
 	})
 }
 
-// recovered ends a session whose handler panicked, without an exit status: nothing that
-// could be taken for a success. The value may quote a command and goes nowhere (C2).
+// recovered ends a session whose handler panicked with nothing that could be taken for a
+// success. The value may quote a command and goes nowhere (C2).
 func (s *sshSession) recovered() {
 	if recover() == nil {
 		return
 	}
 	s.f.p.log.Error("panic in an SSH session", slog.String("stack", string(debug.Stack())))
-	_ = s.ch.Close()
+	_ = s.end()
 }
 
 // refuse answers what is not carried.
@@ -402,7 +403,7 @@ func (s *sshSession) exec(ctx context.Context, command string) {
 	if err == nil {
 		err = s.finish(reply.ID.String(), &final.Record)
 	} else {
-		_ = s.ch.Close()
+		_ = s.end()
 	}
 	reply.HandedOver(err)
 }
@@ -424,15 +425,36 @@ func (w stderrWriter) Write(p []byte) (int, error) {
 	return w.s.ch.Stderr().Write(p)
 }
 
-// fail tells a failure: a first line with code and action, the envelope, and no exit
-// status, which every client turns into a failure of its own (CONTRACT L6).
+// fail tells a failure: a first line with code and action, the envelope, and an end that
+// is no success (CONTRACT L6).
 func (s *sshSession) fail(env *outcome.Envelope) error {
 	err := s.note(string(failureText(env)))
-	_ = s.ch.CloseWrite()
-	if cerr := s.ch.Close(); err == nil && !errors.Is(cerr, io.EOF) {
+	if cerr := s.end(); err == nil {
 		err = cerr
 	}
 	return err
+}
+
+// failedStatus is the exit status for clients that make a success of none: that by which
+// ssh itself tells that it is not the command's.
+const failedStatus = 255
+
+// noStatusFails are the clients that make a failure of a missing exit status: 255 (ssh),
+// -1 (paramiko), an error (Go). Others, among them PuTTY, dbclient and all that use
+// libssh2, exit with 0 then.
+var noStatusFails = []string{"SSH-2.0-OpenSSH", "SSH-2.0-paramiko", "SSH-2.0-Go"}
+
+// end closes a channel for which there is no end of a command to pass on.
+func (s *sshSession) end() error {
+	_ = s.ch.CloseWrite()
+	version := string(s.f.conn.ClientVersion())
+	if !slices.ContainsFunc(noStatusFails, func(p string) bool { return strings.HasPrefix(version, p) }) {
+		_, _ = s.ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{failedStatus}))
+	}
+	if err := s.ch.Close(); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
 }
 
 // note writes lines of Waybill's own on standard error, the first at the beginning of one.
@@ -473,7 +495,7 @@ func failureText(env *outcome.Envelope) []byte {
 func (s *sshSession) finish(id string, rec *dispatch.Record) error {
 	d := rec.Deciding()
 	if d == nil || d.Response == nil || d.Response.Exec == nil {
-		return s.ch.Close()
+		return s.end()
 	}
 	e := d.Response.Exec
 	if !e.OutputEnded || e.Truncated {

@@ -25,6 +25,8 @@ need strace strace           # orders fsync and the first write of a dispatch
 need python3 python3         # a client through the proxy
 need ssh openssh-client      # a client of the SSH endpoint; scp and ssh-keygen come with it
 need rsync rsync             # the same
+need plink putty-tools       # clients that make a success of a missing exit status
+need dbclient dropbear-bin   # the same
 need ssh-audit ssh-audit     # judges the algorithms of both sides
 # Debian's interpreter: python3 in the PATH may be one that lacks Debian's packages.
 if ! /usr/bin/python3 -c 'import paramiko' >/dev/null 2>&1; then

@@ -2,12 +2,15 @@ package e2e
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+
+	"golang.org/x/crypto/ssh"
 
 	"waybill/internal/contract"
 	"waybill/internal/testkit"
@@ -152,6 +155,62 @@ func TestSSHParamiko(t *testing.T) {
 	}
 	s.verify()
 	s.keyNowhere(g.stdout, g.stderr)
+}
+
+// Clients that make a success of a missing exit status are given one: whatever is no end
+// of a command with status 0 does not look like one (CONTRACT L6, G3).
+func TestSSHOtherClients(t *testing.T) {
+	contract.Covers(t, "L6", "G3", "G9")
+	s := newSSHRig(t, sshOptions{})
+	code, line, errs := s.cli("ssh-config", "--host-key")
+	if code != 0 {
+		t.Fatal(errs)
+	}
+	key, _, _, _, err := ssh.ParseAuthorizedKey([]byte(strings.TrimPrefix(line, "* ")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	connect := "waybill connect box.test 22"
+	if err := os.MkdirAll(filepath.Join(s.dir, ".ssh"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s.write(".ssh/known_hosts", "box.test "+strings.TrimPrefix(line, "* "))
+	for name, args := range map[string][]string{
+		"plink":    {"-batch", "-hostkey", ssh.FingerprintSHA256(key), "-proxycmd", connect, "deploy@box.test"},
+		"dbclient": {"-J", connect, "deploy@box.test"},
+	} {
+		program := testkit.RequireTool(t, name)
+		for command, want := range map[string]struct {
+			exit  int
+			facts string
+		}{
+			"exit0":       {0, "remote_execution committed never"},
+			"exit 4":      {4, "remote_execution committed reconcile REMOTE_ERROR"},
+			"noexit":      {255, "remote_execution unknown reconcile REMOTE_RESULT_INCOMPLETE"},
+			"status-cut":  {255, "remote_execution unknown reconcile REMOTE_RESULT_INCOMPLETE"},
+			"execrefused": {255, "remote_execution rejected after_correction EXEC_REFUSED"},
+			"reboot":      {255, "validation not_attempted after_correction ROUTE_NOT_FOUND"},
+		} {
+			if strings.Contains(want.facts, "unknown") {
+				command += " for " + name // else the second is a suspected duplicate
+			}
+			g := s.run(strings.NewReader(""), s.inPath(), program, append(args, command)...)
+			v := s.last()
+			told := strings.Contains(g.stderr, "waybill: "+v.Code+" "+v.InvocationID+": ")
+			if g.code != want.exit || facts(v) != want.facts || told != (want.exit == 255) {
+				t.Errorf("%s, %q: exit %d, %q\n%s", name, command, g.code, facts(v), g.stderr)
+			}
+		}
+	}
+	// One that says with an error that none came is not told another's status.
+	session, err := s.dial("box.test:22", "deploy").NewSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var missing *ssh.ExitMissingError
+	if err := session.Run("cut"); !errors.As(err, &missing) {
+		t.Errorf("%v", err)
+	}
 }
 
 const ansiblePlay = `
