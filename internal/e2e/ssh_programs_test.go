@@ -237,7 +237,7 @@ func ansiblePatterns(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := regexp.MustCompile("(?m)^    commands: (\\[.*\\])$").FindSubmatch(text)
+	m := regexp.MustCompile(`(?m)^    commands: (\[.*\])$`).FindSubmatch(text)
 	if m == nil {
 		t.Fatal("docs/ssh.md has no patterns for Ansible")
 	}
