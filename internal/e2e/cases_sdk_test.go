@@ -59,6 +59,13 @@ var sdkEnds = map[string]testkit.Turn{
 	"503":   testkit.Respond(testkit.Reply(503, `{"error":{"message":"later"}}`, "Content-Type", "application/json", "Retry-After", "1")),
 }
 
+// sdkStreams break off behind their first event.
+var sdkStreams = map[string]string{
+	"openai":    `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":"a"}}]}` + "\n\n",
+	"anthropic": "event: message_start\n" + `data: {"type":"message_start","message":{"id":"m","type":"message","role":"assistant","content":[],"model":"m","usage":{"input_tokens":1,"output_tokens":1}}}` + "\n\n",
+	"google":    `data: {"candidates":[{"content":{"role":"model","parts":[{"text":"a"}]}}]}` + "\n\n",
+}
+
 // sdkBed is a proxy with a route for each dialect, all of whose hosts lead to one
 // origin: the base path in a request's target says how it ends.
 type sdkBed struct {
@@ -80,6 +87,9 @@ func newSDKBed(t *testing.T, dialects []string) *sdkBed {
 		m := sdkBase.FindStringSubmatch(a.Target)
 		if m == nil {
 			return []testkit.Step{testkit.ReadBody(), testkit.Reply(404, "no such base")}
+		}
+		if event, ok := sdkStreams[m[1]]; ok {
+			return []testkit.Step{testkit.ReadBody(), testkit.Write(eventHead + chunk(event)), testkit.Close()}
 		}
 		return append([]testkit.Step{testkit.ReadBody()}, sdkEnds[m[1]].Steps...)
 	}})
@@ -208,7 +218,8 @@ func TestCaseRT04SDK(t *testing.T) {
 	}
 	contract.Covers(t, "L7", "L8", "L9", "O3", "O4")
 	script := inSDKFolder(t, filepath.Join("testdata", "sdk", "calls.mjs"))
-	runSDKs(t, npmSDKs, testkit.Command{Path: newNode(t, "node26"), Args: []string{script}})
+	streams := []sdk{{name: "openaistream", dialect: "openai"}, {name: "vercelstream", dialect: "openai"}, {name: "anthropicstream", dialect: "anthropic"}, {name: "googlestream", dialect: "google"}}
+	runSDKs(t, npmSDKs, streams, testkit.Command{Path: newNode(t, "node26"), Args: []string{script}})
 }
 
 // TestCaseRT04GoSDK is the same with libraries of Go.
@@ -218,7 +229,7 @@ func TestCaseRT04GoSDK(t *testing.T) {
 	}
 	contract.Covers(t, "L7", "L8", "L9", "O3", "O4")
 	bin := buildIn(t, "goclients", ".") // takes minutes the first time
-	runSDKs(t, goSDKs, testkit.Command{Path: bin})
+	runSDKs(t, goSDKs, []sdk{{name: "openaistream", dialect: "openai"}, {name: "anthropicstream", dialect: "anthropic"}}, testkit.Command{Path: bin})
 }
 
 // buildIn builds a program of a module below this folder: what only these tests need
@@ -234,7 +245,7 @@ func buildIn(t *testing.T, module, pkg string) string {
 	return bin
 }
 
-func runSDKs(t *testing.T, list []sdk, driver testkit.Command) {
+func runSDKs(t *testing.T, list, streams []sdk, driver testkit.Command) {
 	dialects := []string{"default"}
 	for _, l := range list {
 		if !slices.Contains(dialects, l.dialect) {
@@ -259,6 +270,19 @@ func runSDKs(t *testing.T, list []sdk, driver testkit.Command) {
 					b.once(t, lib, form, command)
 				})
 			}
+		}
+	})
+	t.Run("streams", func(t *testing.T) {
+		for _, lib := range streams {
+			t.Run(lib.name, func(t *testing.T) {
+				t.Parallel()
+				base := "/wb-" + lib.name + "-" + lib.dialect + "-stream"
+				_, out, errs := testkit.Run(t, command(lib.name, sdkHost(lib.dialect), "12000", base))
+				t.Log(out)
+				if n := len(b.up.Where(func(a testkit.Arrival) bool { return strings.Contains(a.Target, base) })); n != 1 || !strings.Contains(out, `"end":"failed"`) || !strings.Contains(out, "do not repeat; reconcile act_") {
+					t.Errorf("%d effects: %s %s", n, out, errs)
+				}
+			})
 		}
 	})
 	t.Run("again", func(t *testing.T) {

@@ -61,6 +61,20 @@ var calls = map[string]func(ctx context.Context, at string) error{
 		_, err := c.Messages.New(ctx, anthropic.MessageNewParams{Model: "m", MaxTokens: 1, Messages: []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock("x"))}})
 		return err
 	},
+	"openaistream": func(ctx context.Context, at string) error {
+		c := openai.NewClient(openaioption.WithAPIKey(dummy), openaioption.WithBaseURL(at))
+		s := c.Chat.Completions.NewStreaming(ctx, openai.ChatCompletionNewParams{Model: "m", Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage("x")}})
+		for s.Next() {
+		}
+		return s.Err()
+	},
+	"anthropicstream": func(ctx context.Context, at string) error {
+		c := anthropic.NewClient(anthropicoption.WithAPIKey(dummy), anthropicoption.WithBaseURL(at))
+		s := c.Messages.NewStreaming(ctx, anthropic.MessageNewParams{Model: "m", MaxTokens: 1, Messages: []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock("x"))}})
+		for s.Next() {
+		}
+		return s.Err()
+	},
 	"stripe": func(ctx context.Context, at string) error {
 		// It knows errors by a path that begins with /v1: the base is further behind.
 		u, err := url.Parse(at)

@@ -83,6 +83,24 @@ const calls = {
   ec2: base => aws('ec2', 'EC2Client', 'RunInstancesCommand', base, {MinCount: 1, MaxCount: 1}),
   s3: base => aws('s3', 'S3Client', 'PutObjectCommand', base, {Bucket: 'b', Key: 'k', Body: 'x'}),
   lambda: base => aws('lambda', 'LambdaClient', 'InvokeCommand', base, {FunctionName: 'f', Payload: '{}'}),
+  async openaistream(base) {
+    const {default: OpenAI} = await import('openai')
+    for await (const _ of await new OpenAI({apiKey: 'dummy', baseURL: 'https://' + host + base}).chat.completions.create({model: 'm', messages: [], stream: true}));
+  },
+  async vercelstream(base) {
+    const {streamText} = await import('ai')
+    const {createOpenAI} = await import('@ai-sdk/openai')
+    const r = streamText({model: createOpenAI({apiKey: 'dummy', baseURL: 'https://' + host + base}).chat('m'), prompt: 'x', onError() {}})
+    for await (const part of r.fullStream) if (part.type === 'error') throw part.error
+  },
+  async anthropicstream(base) {
+    const {default: Anthropic} = await import('@anthropic-ai/sdk')
+    for await (const _ of await new Anthropic({apiKey: 'dummy', baseURL: 'https://' + host + base}).messages.create({model: 'm', max_tokens: 1, messages: [{role: 'user', content: 'x'}], stream: true}));
+  },
+  async googlestream(base) {
+    const {GoogleGenAI} = await import('@google/genai')
+    for await (const _ of await new GoogleGenAI({apiKey: 'dummy', httpOptions: {baseUrl: 'https://' + host + base}}).models.generateContentStream({model: 'm', contents: 'x'}));
+  },
   async axios(base) {
     const {default: axios} = await import('axios')
     return axios.post('https://' + host + base, {x: 1}, {httpsAgent: agent, proxy: false})
