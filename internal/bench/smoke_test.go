@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -212,6 +214,39 @@ func TestReport(t *testing.T) {
 	if err := json.Unmarshal([]byte(doc.String()), &back); err != nil || len(back.Results) != 3 || back.Results[1].Rounds[0].Requests != 500 {
 		t.Errorf("JSON does not come back: %v", err)
 	}
+}
+
+// TestGuardIsMeasured: the pair of systems that shows what the leak guard costs differs
+// in nothing but a control that exists, runs with 64 KiB only, and has a target.
+func TestGuardIsMeasured(t *testing.T) {
+	list, err := os.ReadFile("../../docs/controls.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`(?m)^C +` + guardControl + ` `).Match(list) {
+		t.Errorf("docs/controls.txt does not know %s", guardControl)
+	}
+	large := Scenario{Mode: Intercepted, Bytes: guardBytes, Clients: 16}
+	r := &Report{Rounds: 1}
+	for _, sys := range guardSystems(&rig{}) {
+		if sys.absent() == "" || !sys.only(large) || sys.only(Scenario{Mode: Intercepted, Bytes: 1 << 10, Clients: 16}) {
+			t.Errorf("%s: absent %q", sys.Name, sys.absent())
+		}
+		s := Sample{Requests: 1000, InWindow: 1000, Window: time.Second}
+		if sys.Name == withGuard {
+			s.InWindow = 850
+		}
+		r.Results = append(r.Results, Result{Scenario: large, Name: large.Name(), System: sys.Name, Rounds: []Sample{s}})
+	}
+	for _, target := range r.Targets() {
+		if strings.Contains(target.What, "leak guard") {
+			if target.Met() || target.Got != .85 || target.Want != .9 {
+				t.Errorf("%+v", target)
+			}
+			return
+		}
+	}
+	t.Error("no target")
 }
 
 func TestProbes(t *testing.T) {

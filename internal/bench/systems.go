@@ -177,6 +177,7 @@ func allSystems(r *rig) []*system {
 const (
 	withGuard, withoutGuard = "waybill-guard", "waybill-noguard"
 	guardBytes              = 64 << 10
+	guardControl            = "C5-secrets-masked"
 )
 
 func guardSystems(r *rig) []*system {
@@ -187,7 +188,7 @@ func guardSystems(r *rig) []*system {
 	var out []*system
 	for _, g := range []struct{ name, short, what, off string }{
 		{withGuard, "g", "the build for tests, nothing switched off; its data folder " + where, ""},
-		{withoutGuard, "n", "the same with the leak guard switched off", "C5-secrets-masked"},
+		{withoutGuard, "n", "the same with the leak guard switched off", guardControl},
 	} {
 		out = append(out, &system{
 			Name: g.name, What: g.what + "; only where answers have 64 KiB", absolute: originHost + ":80", connect: originHost + ":443",

@@ -42,7 +42,7 @@ func TestH2Spec(t *testing.T) {
 
 	run := func(port int, args ...string) map[string]string {
 		report := filepath.Join(t.TempDir(), "report.xml")
-		code, out, errs := testkit.Run(t, testkit.Command{Path: bin, Args: append([]string{"-t", "-k", "-h", "localhost", "-p", strconv.Itoa(port), "-j", report}, args...)})
+		code, out, errs := testkit.Run(t, testkit.Command{Path: bin, Args: append([]string{"-S", "-t", "-k", "-h", "localhost", "-p", strconv.Itoa(port), "-j", report}, args...)})
 		text, err := os.ReadFile(report)
 		if err != nil {
 			t.Fatalf("%d: %v %s %s", code, err, out, errs)
