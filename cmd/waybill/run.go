@@ -232,7 +232,7 @@ func (a *app) runJoined(cmd *cobra.Command, flags *runFlags, data string, j *joi
 		_, _ = fmt.Fprintf(a.stderr, "waybill: no account of this run: %v\n", aerr)
 		return code, nil
 	}
-	acc.ExitCode = int(code)
+	acc.ExitCode, acc.joined = int(code), j.server == nil
 	if !flags.quiet {
 		err = acc.print(a.stderr, flags.asJSON)
 	}
@@ -344,6 +344,8 @@ type account struct {
 	Running    int              `json:"running"`    // still running when the account was made
 	Unresolved []unresolvedItem `json:"unresolved"` // outcome unknown
 	Refused    []refusedGroup   `json:"refused"`    // not attempted or rejected, by what refused them
+
+	joined bool // a proxy that serves others, too
 }
 
 // unresolvedItem is an action that needs a look.
@@ -415,6 +417,11 @@ func (c *account) print(w io.Writer, asJSON bool) error {
 	}
 	p := &errWriter{w: w}
 	if c.Actions == 0 {
+		if c.joined {
+			// Java, for one, cannot send the session's token: its requests are another caller's.
+			p.printf("waybill: no request came with this session's token (waybill actions lists those of all callers)\n")
+			return p.err
+		}
 		p.printf("waybill: no request went through the proxy\n")
 		return p.err
 	}
