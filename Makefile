@@ -35,11 +35,11 @@ test-long: deps build ## the same with the long forms: more kills, more requests
 	@WAYBILL_TEST_LONG=1 $(GO) run ./internal/testreport -contract -controls -- $(TESTFLAGS) -timeout=60m ./...
 
 .PHONY: torture
-torture: deps ## the storage faults in their long forms: full disk, failing syncs, power cuts, kills at system calls, torn writes, flipped bits (20 minutes; WAYBILL_TEST_SEED repeats)
+torture: deps ## the storage faults in their long forms: full disk, failing syncs, power cuts, kills at system calls, torn and reordered writes, single failing files, flipped bits (20 minutes; WAYBILL_TEST_SEED repeats)
 	WAYBILL_TEST_LONG=1 $(GO) test -count=1 -p=3 -timeout=19m -run='$(TORTURE)' ./journal ./journal/audit ./internal/e2e
 
 # The fault families, and the tests that show that their harnesses can find a loss.
-TORTURE := PowerCut|KillAt|KillControl|SyncErrors|SyncFails|BitFlips|TableFlips|AnyBit|Tamper|Torn|Rollback|Retention|ClockJump|TwoProcesses|OneWriter|Filesystem|Backup|Acknowledge|DiskFull|Quarantine|Gaps|AuditLog|FailingLog
+TORTURE := PowerCut|KillAt|KillControl|SyncErrors|SyncFails|BitFlips|TableFlips|AnyBit|Tamper|Torn|Rollback|Retention|ClockJump|TwoProcesses|OneWriter|Filesystem|Backup|Acknowledge|DiskFull|Quarantine|Gaps|AuditLog|FailingLog|OneFileFails|BeforeCut
 
 .PHONY: controls
 controls: ## switch each protection of docs/controls.txt off in a test build: its tests must go red

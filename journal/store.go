@@ -65,7 +65,7 @@ type storeLogger struct {
 
 // fatalLines are parts of the formats that mean lost or unreadable data. Badger
 // returns no error with them.
-var fatalLines = []string{"Ignoring table", "Unable to read", "checksum", "CHECKSUM_MISMATCH", "Error while curlf sync"}
+var fatalLines = []string{"Ignoring table", "Unable to read", "checksum", "CHECKSUM_MISMATCH", "Error while curlf sync", "MANIFEST cannot be written"}
 
 func (l *storeLogger) line(level slog.Level, format string) {
 	format = strings.TrimSpace(format)

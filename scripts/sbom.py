@@ -16,13 +16,20 @@ packages = [{
 }]
 relations = [{"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES", "relatedSpdxElement": "SPDXRef-waybill"}]
 modules = [("stdlib", lines[0].split()[-1])]
-modules += [(f[2], f[3]) for f in (line.split("\t") for line in lines) if len(f) > 3 and f[1] == "dep"]
+changed = set()  # modules of which the source tree has a copy of its own
+for f in (line.split("\t") for line in lines):
+    if len(f) > 3 and f[1] == "dep":
+        modules.append((f[2], f[3]))
+    elif len(f) > 2 and f[1] == "=>":
+        changed.add(modules[-1])
 for path, ver in modules:
     ref = "SPDXRef-" + re.sub(r"[^A-Za-z0-9.-]", "-", f"{path}-{ver}")
     packages.append({
         "SPDXID": ref, "name": path, "versionInfo": ver, "downloadLocation": "NOASSERTION", "filesAnalyzed": False, "primaryPackagePurpose": "LIBRARY",
         "externalRefs": [{"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": f"pkg:golang/{path}@{ver}"}],
     })
+    if (path, ver) in changed:
+        packages[-1]["comment"] = "with the corrections of the source tree, see third_party"
     relations.append({"spdxElementId": "SPDXRef-waybill", "relationshipType": "DEPENDS_ON", "relatedSpdxElement": ref})
 json.dump({
     "spdxVersion": "SPDX-2.3", "dataLicense": "CC0-1.0", "SPDXID": "SPDXRef-DOCUMENT", "name": f"waybill-{version}",

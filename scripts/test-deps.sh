@@ -21,6 +21,7 @@ need curl curl               # a client through the proxy
 need git git                 # a client through the proxy, and git http-backend as its upstream
 need openssl openssl         # looks at certificates from outside
 need mkfs.ext4 e2fsprogs     # a disk of its own that fills up and loses its power
+need losetup mount              # and one that remembers the order of what it was told
 need strace strace           # orders fsync and the first write of a dispatch
 need python3 python3         # a client through the proxy
 need ssh openssh-client      # a client of the SSH endpoint; scp and ssh-keygen come with it

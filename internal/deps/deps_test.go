@@ -141,6 +141,7 @@ var owners = []owner{
 	{"github.com/rogpeppe/go-internal", nil, true},
 	{"github.com/santhosh-tekuri/jsonschema", nil, true},
 	{"go.uber.org/goleak", nil, true},
+	{"github.com/hanwen/go-fuse/v2", []string{"internal/testkit"}, true}, // disks that lose, files that fail; replaces a kernel module
 	{"pgregory.net/rapid", nil, true},
 }
 

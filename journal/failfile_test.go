@@ -1,0 +1,96 @@
+package journal
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"waybill/internal/contract"
+	"waybill/internal/testkit"
+)
+
+// oneFile is a file that fails alone.
+type oneFile struct {
+	name  string // a pattern
+	ops   string // separated by commas
+	fresh bool   // it fails while the folder is made
+}
+
+// failingFiles are all files of the folder, each at every call that is made on it.
+var failingFiles = []oneFile{
+	{"*.wit*", "write", false}, {"*.wit*", "sync", false}, {"*.wit*", "allocate", false}, {"*.wit*", "create", false}, {"*.wit*", "open", false}, {"*.wit*", "read", false},
+	{"*.mem", "write,sync", false}, {"*.mem", "create", false}, {"*.mem", "read", false}, {"*.sst", "write,sync", false}, {"*.sst", "create", false}, {"*.sst", "read", false},
+	{"*.vlog", "write,sync", false}, {"*.vlog", "create,open", false}, {"MANIFEST*", "write,sync", false}, {"MANIFEST*", "open,read", false}, {"MANIFEST*", "create,rename", true},
+	{"KEYREGISTRY*", "write,sync,read", false}, {"KEYREGISTRY*", "create,rename", true}, {"DISCARD", "write,sync,open", false},
+	{"key*", "write", true}, {"key*", "sync", true}, {"key*", "rename", true}, {"key", "open,read", false}, {"lock", "write", false}, {"ballast*", "write,allocate,sync,create", true},
+}
+
+// TestOneFileFails: one file fails, alone, with EIO or ENOSPC, from some call on or for a
+// while. Nothing is acknowledged that is not there once it is healed, nothing that was
+// handed over is not_attempted, and the journal is neither quarantined nor in need of
+// repair. The control, a process that goes on as if nothing had failed, must lose.
+func TestOneFileFails(t *testing.T) {
+	contract.Covers(t, "F1", "F9", "M5", "T5")
+	rng := seeded(t)
+	cases := failingFiles
+	if !long() {
+		// Those that a run meets for certain, and two of the others.
+		cases = []oneFile{{"*.wit*", "write", false}, {"*.wit*", "sync", false}, {"*.sst", "create", false}, {"MANIFEST*", "write,sync", false}}
+		for _, i := range rng.Perm(len(failingFiles))[:2] {
+			cases = append(cases, failingFiles[i])
+		}
+	}
+	hits := 0
+	for _, c := range cases {
+		errnos := []syscall.Errno{syscall.EIO, syscall.ENOSPC}
+		if !long() {
+			errnos = errnos[rng.IntN(2):][:1]
+		}
+		for _, errno := range errnos {
+			fs := testkit.NewFailFS(t)
+			dir, under := filepath.Join(fs.Dir, "j"), filepath.Join(fs.Under, "j")
+			l := newLedger()
+			if !c.fresh {
+				childRun{steps: 40}.run(t, l, dir)
+			}
+			r := &testkit.FailRule{Name: c.name, Ops: strings.Split(c.ops, ","), Err: errno, After: rng.IntN(4), For: rng.IntN(3)}
+			switch {
+			case !long():
+				r.After, r.For = rng.IntN(2), 1+rng.IntN(2)
+			case rng.IntN(2) == 0 && !c.fresh:
+				r.After = rng.IntN(60) // not at the start
+			}
+			fs.Fail(r)
+			before := l.lines
+			state := childRun{steps: 700}.run(t, l, dir)
+			failed := fs.Heal()
+			fs.Unmount()
+			t.Logf("%s fails at %s with %v after %d calls, for %d (0: all): %d failed, %d steps, %v", c.name, c.ops, errno, r.After, r.For, failed, l.lines-before, state)
+			if failed > 0 {
+				hits++
+			}
+			if _, err := os.Stat(under); err != nil && l.lines == 0 {
+				continue // not even the folder was made
+			}
+			if err := l.after(under); err != nil {
+				t.Errorf("%s fails at %s with %v after %d calls, for %d: %v", c.name, c.ops, errno, r.After, r.For, err)
+			}
+		}
+	}
+	if hits < 3 {
+		t.Errorf("%d of %d faults were met: this run shows little", hits, len(cases))
+	}
+	fs := testkit.NewFailFS(t)
+	l := newLedger()
+	fs.Fail(&testkit.FailRule{Name: "*.wit*", Ops: []string{"write", "sync"}, Err: syscall.EIO, After: 40})
+	childRun{mode: modeDeaf, steps: 400}.run(t, l, filepath.Join(fs.Dir, "j"))
+	fs.Heal()
+	fs.Unmount()
+	err := l.after(filepath.Join(fs.Under, "j"))
+	t.Logf("control: %v", err)
+	if err == nil {
+		t.Error("with its errors ignored nothing is lost: this harness could not find a loss")
+	}
+}
