@@ -59,7 +59,7 @@ func TestForgetVault(t *testing.T) {
 	locked = NewError(outcome.CodeVaultLocked, ReasonLocked, nil)
 	s.ForgetVault()
 	if got := get("made"); got != "VAULT_LOCKED" || forgot != 1 {
-		t.Errorf("after the lock: %s, told %d times", got, forgot)
+		t.Fatalf("after the lock: %s, told %d times", got, forgot)
 	}
 	locked = nil
 	s.ForgetVault() // unlocked: the failure is not answered any longer
@@ -74,7 +74,11 @@ func TestForgetVault(t *testing.T) {
 	}
 	done := make(chan string)
 	go func() { done <- get("made") }()
-	<-began
+	select {
+	case <-began:
+	case <-time.After(20 * time.Second):
+		t.Fatal("it is not asked for anew")
+	}
 	locked = NewError(outcome.CodeVaultLocked, ReasonLocked, nil)
 	s.ForgetVault()
 	close(hold)
