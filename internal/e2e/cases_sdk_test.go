@@ -11,9 +11,11 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"waybill/dispatch"
 	"waybill/internal/contract"
 	"waybill/internal/testkit"
 )
@@ -73,6 +75,9 @@ type sdkBed struct {
 	up *testkit.Upstream
 }
 
+// keyedHost keeps idempotency keys, and its route says so.
+const keyedHost = "keyed.sdk.example.test"
+
 func sdkHost(dialect string) string { return dialect + ".sdk.example.test" }
 
 var sdkBase = regexp.MustCompile(`/wb-[a-z0-9]+-([a-z0-9]+)-[a-z0-9]+(/|\?|$)`)
@@ -83,10 +88,17 @@ func newSDKBed(t *testing.T, dialects []string) *sdkBed {
 	for _, d := range dialects {
 		names = append(names, sdkHost(d), "down-"+sdkHost(d))
 	}
+	names = append(names, keyedHost)
+	var came sync.Map // targets under a key, from their first arrival on
 	up := testkit.NewUpstream(t, testkit.UpstreamConfig{TLS: ca.Server(names...), EarlyHandler: func(a testkit.Arrival) []testkit.Step {
 		m := sdkBase.FindStringSubmatch(a.Target)
 		if m == nil {
 			return []testkit.Step{testkit.ReadBody(), testkit.Reply(404, "no such base")}
+		}
+		if _, again := came.LoadOrStore(a.Target, true); m[1] == "keyed" && again {
+			return []testkit.Step{testkit.ReadBody(), testkit.Reply(200, `{"id":"ch_1","object":"charge"}`, "Content-Type", "application/json")}
+		} else if m[1] == "keyed" {
+			return []testkit.Step{testkit.ReadBody(), testkit.Close()}
 		}
 		if event, ok := sdkStreams[m[1]]; ok {
 			return []testkit.Step{testkit.ReadBody(), testkit.Write(eventHead + chunk(event)), testkit.Close()}
@@ -105,6 +117,7 @@ func newSDKBed(t *testing.T, dialects []string) *sdkBed {
 				strings.ReplaceAll(host, ".", "-"), host, d, host, addr)
 		}
 	}
+	fmt.Fprintf(&y, "  - name: keyed-stripe\n    match: {host: %s}\n    dialect: stripe\n%s    upstream: {roots: roots.pem, resolve: {%s: %q}}\n", keyedHost, keyContract("1h", ""), keyedHost, up.Addr())
 	b := &sdkBed{bed: newBed(t, ca, rigOptions{routes: y.String()}), up: up}
 	b.begin()
 	return b
@@ -270,6 +283,30 @@ func runSDKs(t *testing.T, list, streams []sdk, driver testkit.Command) {
 					b.once(t, lib, form, command)
 				})
 			}
+		}
+	})
+	t.Run("keyed", func(t *testing.T) {
+		// Where the service keeps a key the library's own repeat, with its own key, is a
+		// further attempt of the action, and ends well.
+		contract.Covers(t, "I9", "A9")
+		base := "/wb-stripe-keyed-stripe"
+		_, out, errs := testkit.Run(t, command("stripe", keyedHost, "12000", base))
+		keys := make(map[string]int)
+		for _, a := range b.up.Where(func(a testkit.Arrival) bool { return strings.Contains(a.Target, base) }) {
+			keys[a.Header.Get("Idempotency-Key")]++
+		}
+		var views []dispatch.ActionView
+		for _, v := range b.all(t) {
+			if strings.Contains(v.Target, base) {
+				views = append(views, v)
+			}
+		}
+		end, attempts, result := `"end":"done"`, 2, "committed"
+		if i := slices.IndexFunc(list, func(l sdk) bool { return l.name == "stripe" }); !list[i].returns {
+			end, attempts, result = "repeat only with the same idempotency key", 1, "unknown" // is left to its caller
+		}
+		if !strings.Contains(out, end) || len(keys) != 1 || len(views) != 1 || views[0].Attempts != attempts || views[0].Outcome != result {
+			t.Errorf("%v, %+v: %s %s", keys, views, out, errs)
 		}
 	})
 	t.Run("streams", func(t *testing.T) {
