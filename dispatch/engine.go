@@ -115,9 +115,13 @@ func (p *Pipeline) RetryKept(ctx context.Context, id ActionID, wait time.Duratio
 func (p *Pipeline) retryKept(ctx context.Context, id ActionID, wait time.Duration, purpose string) *Reply {
 	shape := outcome.Shape{Method: http.MethodPost, InsideTunnel: true}
 	rec, err := p.cfg.Journal.Action(ctx, id)
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrActionNotFound):
 		f := outcome.Facts{Code: outcome.CodeActionNotFound}
 		return ownReply(ActionID{}, Record{}, outcome.NewEnvelope("", f, "", outcome.Evidence{}), shape)
+	case err != nil:
+		p.cfg.Logger.Error("journal cannot be read", slog.String("action", id.String()), slog.Any("err", err))
+		return p.retryUnreadable(id, shape)
 	}
 	now := p.windowNow()
 	rec = rec.At(now)

@@ -319,8 +319,7 @@ func (a *action) retryOf(ctx context.Context, c *routes.Idempotency, key *Key) {
 		a.early = ownReply(ActionID{}, Record{}, outcome.NewEnvelope("", f, "", outcome.Evidence{}), a.shape(&Record{}, f))
 		return
 	case err != nil:
-		rec = Record{ID: id, Facts: outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.Reconcile}, Ended: true}
-		a.early = a.p.retryRefused(rec, "journal_unreadable", "", a.shape(&rec, rec.Facts))
+		a.early = a.p.retryUnreadable(id, a.shape(&Record{ID: id}, outcome.Facts{}))
 		return
 	}
 	now := a.p.windowNow()
@@ -382,6 +381,26 @@ func (p *Pipeline) retryRefused(rec Record, reason, detail string, shape outcome
 	return ownReply(rec.ID, rec, outcome.NewEnvelope(rec.ID.String(), f, detail, ev), shape)
 }
 
+// retryUnreadable refuses to repeat an action of which the journal cannot say anything: it
+// may have been sent, and is not absent (CONTRACT M7, F2).
+func (p *Pipeline) retryUnreadable(id ActionID, shape outcome.Shape) *Reply {
+	return p.retryRefused(unreadRecord(id), "journal_unreadable", "", shape)
+}
+
+func unreadRecord(id ActionID) Record {
+	return Record{ID: id, Facts: outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.Reconcile}, Ended: true}
+}
+
+// reread is the action as the journal has it now, an unknown one where that cannot be read.
+func (p *Pipeline) reread(id ActionID) Record {
+	rec, err := p.cfg.Journal.Action(context.Background(), id)
+	if err != nil {
+		p.cfg.Logger.Error("journal cannot be read", slog.String("action", id.String()), slog.Any("err", err))
+		return unreadRecord(id)
+	}
+	return rec
+}
+
 func (p *Pipeline) leaseHeld(rec Record, shape outcome.Shape) *Reply {
 	p.cfg.Metrics.Lease(metrics.LeaseRefused)
 	f := rec.Shown()
@@ -421,11 +440,8 @@ func (a *action) lease() *Reply {
 	case err == nil:
 	case errors.Is(err, ErrLeaseHeld) || errors.Is(err, ErrRetryRefused):
 		// Somebody was faster: the record that the journal has now says what is to be done.
-		earlier := *rec
 		a.further = nil
-		if now, err := a.p.cfg.Journal.Action(context.Background(), rec.ID); err == nil {
-			earlier = now
-		}
+		earlier := a.p.reread(rec.ID)
 		if a.s.RetryOf != "" {
 			if errors.Is(err, ErrLeaseHeld) {
 				return a.p.leaseHeld(earlier, a.shape(&earlier, earlier.Facts))
@@ -436,10 +452,11 @@ func (a *action) lease() *Reply {
 		r.Earlier = earlier.ID
 		return a.refuse(r)
 	default:
-		// Whether the lease is on record or not: nothing was and nothing is handed over, and
-		// the action is what it was.
+		// Whether the lease is on record or not: nothing is handed over here. What the action
+		// is by now another worker may have decided (F2).
 		a.p.cfg.Logger.Error("lease cannot be recorded", slog.String("action", rec.ID.String()), slog.Any("err", err))
-		return a.p.retryRefused(*rec, "journal_unavailable", "", a.shape(rec, rec.Facts))
+		now := a.p.reread(rec.ID)
+		return a.p.retryRefused(now, "journal_unavailable", "", a.shape(&now, now.Facts))
 	}
 	a.adopt(receipt.Record, l.Generation)
 	return nil
@@ -542,11 +559,8 @@ func (a *action) leaseLost(phase outcome.Phase, detail string) *Reply {
 // the action on (A9, F2). The answer is never a 202, which clients take for the result (L7).
 func (a *action) asRecorded(detail string) *Reply {
 	rec, err := a.p.cfg.Journal.Action(context.Background(), a.id)
-	switch {
-	case err == nil:
-	case a.further != nil:
-		rec = *a.further
-	default:
+	if err != nil {
+		// What the action was before is no answer: the other may have sent it since.
 		f, _ := outcome.Of(outcome.CodeJournalIndeterminate)
 		return a.unrecorded(f, "journal_unreadable")
 	}

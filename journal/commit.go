@@ -24,6 +24,9 @@ const (
 	maxGroupRecords = 1024
 	// headBytes is what the head and a checkpoint add to a transaction.
 	headBytes = 512
+	// endBytes is what Badger holds back for the entry with which it ends a transaction, its
+	// key and 10 more; it counts that one as an entry, too (NewTransaction in its txn.go).
+	endBytes = len("!badger!txn") + 10
 )
 
 // The places where a crash test can end the process (package killpoint).
@@ -83,13 +86,14 @@ func (s *storing) end(err error) {
 // had not been. Its error is final: the store will not have the group before the next
 // start makes it again (CONTRACT M7).
 func (j *Journal) caughtUp() error {
-	s := j.c.behind.Load()
-	if s == nil {
-		return nil
+	if s := j.c.behind.Load(); s != nil {
+		<-s.done
+		if s.err != nil {
+			return fmt.Errorf("%w: %w", errStoreFailed, s.err)
+		}
 	}
-	<-s.done
-	if s.err != nil {
-		return fmt.Errorf("%w: %w", errStoreFailed, s.err)
+	if j.store.fatal.Load() {
+		return fmt.Errorf("%w: it reports lost data", errStoreFailed)
 	}
 	return nil
 }
@@ -676,7 +680,7 @@ func (j *Journal) finish(st *stage) error {
 	if checkpoint {
 		st.entries = append(st.entries, entry{key: keyCheckpoint, value: j.seal.seal(keyCheckpoint, nil, hv)})
 	}
-	bytes := int64(0)
+	bytes := int64(endBytes)
 	for i := range st.entries {
 		e := &st.entries[i]
 		if len(e.value) > maxStoredValue {
@@ -684,8 +688,9 @@ func (j *Journal) finish(st *stage) error {
 		}
 		bytes += e.bytes()
 	}
-	// Badger's own limits, which its transaction would name only after the witness has it.
-	if bytes >= j.db.MaxBatchSize() || int64(len(st.entries)) >= j.db.MaxBatchCount() {
+	// Badger's own limits, which its transaction would name only after the witness has it: then
+	// no start could make the group again.
+	if bytes >= j.db.MaxBatchSize() || int64(len(st.entries))+1 >= j.db.MaxBatchCount() {
 		return ErrTooLarge
 	}
 	if checkpoint {

@@ -458,7 +458,7 @@ func (j *Journal) shut() error {
 		err = errors.New("journal: the store does not close")
 		stopped = true
 	}
-	if stopped {
+	if stopped || j.Cause() != nil { // the last group, too, went into the store behind its answer
 		return fmt.Errorf("%w: %w", dispatch.ErrIndeterminate, errors.Join(j.Cause(), err))
 	}
 	return err

@@ -89,8 +89,9 @@ func (o *Options) withDefaults() {
 	}
 }
 
-// Metrics is told what the journal does. Calls come from the committer: they must
-// not block. Label values are from closed lists (CONTRACT S2).
+// Metrics is told what the journal does. Calls come from the goroutines that write, more
+// than one: they must neither block nor read the journal. Label values are from closed
+// lists (CONTRACT S2).
 type Metrics interface {
 	// Applied is called for every append that became durable, before it is answered, in
 	// order of sequence: the action's projection ahead of it (nil: a new action) and after
@@ -99,7 +100,7 @@ type Metrics interface {
 	// Found is called by Open for every action of the store about which something may still
 	// be found out (Record.Doubtful) or a person is asked, before anything is appended.
 	Found(r *dispatch.Record)
-	// GroupCommitted is called after every group that became durable.
+	// GroupCommitted is called after every group that became durable, when the store has it.
 	GroupCommitted(g Group)
 	// AppendRefused counts answers that wrap dispatch.ErrNotWritten; reason is one of
 	// RefusalReasons.
@@ -119,7 +120,7 @@ type Group struct {
 	Wait     time.Duration // from the oldest request's arrival to the group's start
 	Store    time.Duration // the store's commit, which is not synced
 	Witness  time.Duration // the witness's write, its sync included
-	Total    time.Duration // both, one after the other, and the projection before them
+	Total    time.Duration // until it was durable: what was left of the store's commit before it, the projection, the witness
 }
 
 // RefusalReasons returns the values of Metrics.AppendRefused's label.

@@ -168,9 +168,13 @@ func (j *Journal) kept(base *mark) int64 {
 	return j.written() - base.written - j.retention.dropped.Load()
 }
 
-// keptBytes is the part of written that is after the base.
+// keptBytes is the part of written that is after the base. An estimate waits for no store
+// (view): whoever looks at a journal whose store hangs is to see that.
 func (j *Journal) keptBytes() (n int64) {
-	_ = j.view(func(txn *badger.Txn) error {
+	if j.db.IsClosed() {
+		return 0
+	}
+	_ = j.db.View(func(txn *badger.Txn) error {
 		b, err := j.base(txn)
 		n = max(j.kept(&b), 0)
 		return err

@@ -103,6 +103,9 @@ func (v *verifier) run() error {
 	var txn *badger.Txn
 	var raw []rawSegment
 	err := j.between(func() (err error) {
+		if err := j.caughtUp(); err != nil {
+			return err // stopped: the end of the history would be missing, and nothing say so (M7)
+		}
 		if j.db.IsClosed() {
 			return ErrClosed
 		}
