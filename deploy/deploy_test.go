@@ -8,14 +8,17 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"text/template"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	appsv1 "k8s.io/api/apps/v1"
@@ -23,6 +26,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"sigs.k8s.io/yaml"
+
+	"waybill/internal/testkit"
 )
 
 const chart = "helm/waybill"
@@ -455,5 +460,54 @@ func TestChartRefuses(t *testing.T) {
 		if _, err := render(v); err == nil {
 			t.Errorf("%s: not refused", what)
 		}
+	}
+}
+
+// TestContainersRun starts the real program as the sidecar's containers do: the arguments
+// and the configuration of the manifests, with addresses and folders of this test.
+func TestContainersRun(t *testing.T) {
+	o := rendered(t, example(t, "sidecar"))
+	spec := o.deployment.Spec.Template.Spec
+	proxy, ca := &spec.InitContainers[1], &spec.InitContainers[2]
+	dir, err := os.MkdirTemp("", "wb") // short: a socket's path has at most 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	cfg := filepath.Join(dir, "waybill.yaml")
+	if err := os.WriteFile(cfg, []byte(o.configs["waybill-config"].Data["waybill.yaml"]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	here := strings.NewReplacer("127.0.0.1:7171", "127.0.0.1:0", "0.0.0.0:7174", "127.0.0.1:0", "/ca/", dir+"/")
+	args := func(c *corev1.Container) (out []string) {
+		for _, a := range c.Args {
+			out = append(out, here.Replace(a))
+		}
+		return out
+	}
+	bin := testkit.Binary(t)
+	env := []string{"WAYBILL_CONFIG=" + cfg, "WAYBILL_DATA=" + filepath.Join(dir, "data")}
+	ready := regexp.MustCompile(`metrics\s+http://([^/\s]+)`)
+	p := testkit.Start(t, testkit.Command{Path: bin, Args: append(args(proxy), "--allow-any-filesystem"), Env: env, Dir: dir, ReadyLine: ready})
+	addr := p.WaitLine(t, ready)[1]
+	for _, probe := range []*corev1.Probe{proxy.StartupProbe, proxy.LivenessProbe, proxy.ReadinessProbe} {
+		resp, err := http.Get("http://" + addr + probe.HTTPGet.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			t.Errorf("%s: %d", probe.HTTPGet.Path, resp.StatusCode)
+		}
+	}
+	if code, out, errs := testkit.Run(t, testkit.Command{Path: bin, Args: args(ca), Env: env, Dir: dir}); code != 0 {
+		t.Fatalf("%v: %d %s %s", ca.Args, code, out, errs)
+	}
+	if pem, err := os.ReadFile(filepath.Join(dir, "bundle.pem")); err != nil || !bytes.Contains(pem, []byte("BEGIN CERTIFICATE")) || bytes.Contains(pem, []byte("PRIVATE KEY")) {
+		t.Errorf("the agent's bundle: %v", err)
+	}
+	p.Signal(t, syscall.SIGTERM)
+	if code := p.Wait(t, 30*time.Second); code != 0 {
+		t.Errorf("it drains and ends with %d", code)
 	}
 }

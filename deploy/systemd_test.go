@@ -137,3 +137,30 @@ func unpack(t *testing.T, archive, dir string) (names []string) {
 		}
 	}
 }
+
+// TestInstall: make install puts binary, manual pages, completions and unit below DESTDIR
+// and PREFIX, the unit with the path of the binary that was installed.
+func TestInstall(t *testing.T) {
+	dest := t.TempDir()
+	cmd := exec.Command("make", "install", "DESTDIR="+dest, "PREFIX=/opt/waybill")
+	cmd.Dir = ".."
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("make install: %v\n%s", err, out)
+	}
+	root := filepath.Join(dest, "opt/waybill")
+	for _, want := range []string{
+		"bin/waybill", "share/man/man1/waybill.1", "share/man/man1/waybill-serve.1", "share/bash-completion/completions/waybill", "share/zsh/site-functions/_waybill",
+		"share/fish/vendor_completions.d/waybill.fish", "lib/systemd/system/waybill.service", "lib/sysusers.d/waybill.conf",
+	} {
+		if st, err := os.Stat(filepath.Join(root, want)); err != nil || st.Size() == 0 {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	if out, err := exec.Command(filepath.Join(root, "bin/waybill"), "version").CombinedOutput(); err != nil {
+		t.Errorf("the installed program: %v\n%s", err, out)
+	}
+	unit, err := os.ReadFile(filepath.Join(root, "lib/systemd/system/waybill.service"))
+	if err != nil || !strings.Contains(string(unit), "ExecStart=/opt/waybill/bin/waybill serve") {
+		t.Errorf("%v\n%s", err, unit)
+	}
+}

@@ -1,10 +1,13 @@
 package journal
 
 import (
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -54,8 +57,11 @@ func TestStart(t *testing.T) {
 	closeTest(t, j)
 	j, rec := openWith(t, testOptions(dir, nil))
 	st := j.Stats()
-	t.Logf("%d actions, store of %d MiB: %d groups made again, %d events walked, %d closed as unknown, in %s",
-		actions, st.StoreBytes>>20, rec.Redone, rec.Walked, rec.Unknown, rec.Took)
+	t.Logf("%d actions, %d events, folder of %d MiB: %d groups made again, %d events walked, %d closed as unknown, in %s",
+		actions, st.Seq, folderSize(t, dir)>>20, rec.Redone, rec.Walked, rec.Unknown, rec.Took)
+	if st.Seq < uint64(actions) { //nolint:gosec // a count
+		t.Errorf("%d actions and only %d events: this run shows nothing", actions, st.Seq)
+	}
 	if rec.Unknown != open {
 		t.Errorf("%d open actions were closed, not %d", rec.Unknown, open)
 	}
@@ -81,6 +87,26 @@ func TestStart(t *testing.T) {
 	if one.ID.IsZero() {
 		t.Error("no action is listed")
 	}
+}
+
+// folderSize is what the files below dir take on disk.
+func folderSize(t *testing.T, dir string) (n int64) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		var st syscall.Stat_t
+		if err := syscall.Stat(path, &st); err != nil {
+			return err
+		}
+		n += st.Blocks * 512
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 // TestSyncsOfAGroup: one sync a group, whoever waits: sixteen lone appends cost sixteen,

@@ -136,6 +136,9 @@ func checkSecrets(ctx context.Context, path string, cfg *loadedConfig, all bool)
 func secretFix(e *inject.Error) string {
 	switch e.Code {
 	case outcome.CodeCredentialMissing:
+		if e.Kind == inject.KindEnv {
+			return "set the variable that its from: {env: …} names, where the proxy is started; requests that need it are refused until then"
+		}
 		return "put it where " + e.Kind + " says; requests that need it are refused until then"
 	case outcome.CodeVaultLocked:
 		return "waybill vault unlock"
