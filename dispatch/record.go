@@ -259,6 +259,9 @@ func unresolvedFacts(advice outcome.Retry) outcome.Facts {
 // use it. An event that is impossible in that state – in the first place
 // anything that would turn a crossed boundary back into not_attempted (F2, K2) –
 // is refused with ErrIllegalTransition and the record is returned unchanged.
+//
+// What it took once it must take for ever, with the same outcome: most records are made
+// from their events each time they are read (journal/FORMAT.md).
 func Apply(r Record, ev *Event, seq uint64) (Record, error) {
 	next := r
 	next.Attempts = append([]Attempt(nil), r.Attempts...)
