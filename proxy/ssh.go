@@ -446,11 +446,11 @@ var noStatusFails = []string{"SSH-2.0-OpenSSH", "SSH-2.0-paramiko", "SSH-2.0-Go"
 
 // end closes a channel for which there is no end of a command to pass on.
 func (s *sshSession) end() error {
-	_ = s.ch.CloseWrite()
 	version := string(s.f.conn.ClientVersion())
 	if !slices.ContainsFunc(noStatusFails, func(p string) bool { return strings.HasPrefix(version, p) }) {
 		_, _ = s.ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{failedStatus}))
 	}
+	_ = s.ch.CloseWrite()
 	if err := s.ch.Close(); !errors.Is(err, io.EOF) {
 		return err
 	}
@@ -503,9 +503,6 @@ func (s *sshSession) finish(id string, rec *dispatch.Record) error {
 			return err
 		}
 	}
-	if err := s.ch.CloseWrite(); err != nil {
-		return err
-	}
 	var err error
 	switch {
 	case e.ExitStatus != nil:
@@ -517,6 +514,10 @@ func (s *sshSession) finish(id string, rec *dispatch.Record) error {
 			Message  string
 			Language string
 		}{e.ExitSignal, e.CoreDumped, e.SignalMessage, ""}))
+	}
+	// After the status: there are clients that hang up at the end of the output.
+	if werr := s.ch.CloseWrite(); err == nil {
+		err = werr
 	}
 	if cerr := s.ch.Close(); err == nil && !errors.Is(cerr, io.EOF) {
 		err = cerr
