@@ -85,7 +85,7 @@ func TestTornWrites(t *testing.T) {
 	rng := seeded(t)
 	runs, cuts := 1, 8
 	if long() {
-		runs, cuts = 6, 60
+		runs, cuts = 4, 50
 	}
 	for run := range runs {
 		d := logged(t, "", 60+rng.IntN(200))
