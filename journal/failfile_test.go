@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +17,13 @@ type oneFile struct {
 	name  string // a pattern
 	ops   string // separated by commas
 	fresh bool   // it fails while the folder is made
+}
+
+// foundWith are rules that found losses in Badger as it comes: a table that a compaction
+// could not make, a MANIFEST that was written and not synced (third_party/badger). In the
+// short form too.
+var foundWith = []testkit.FailRule{
+	{Name: "*.sst", Ops: []string{"create"}, After: 1, For: 1}, {Name: "MANIFEST", Ops: []string{"sync"}, For: 1}, {Name: "MANIFEST", Ops: []string{"write"}, After: 1, For: 1},
 }
 
 // failingFiles are all files of the folder, each at every call that is made on it.
@@ -37,46 +45,56 @@ func TestOneFileFails(t *testing.T) {
 	cases := failingFiles
 	if !long() {
 		// Those that a run meets for certain, and two of the others.
-		cases = []oneFile{{"*.wit*", "write", false}, {"*.wit*", "sync", false}, {"*.sst", "create", false}, {"MANIFEST*", "write,sync", false}}
+		cases = []oneFile{{"*.wit*", "write", false}, {"*.wit*", "sync", false}}
 		for _, i := range rng.Perm(len(failingFiles))[:2] {
 			cases = append(cases, failingFiles[i])
 		}
 	}
 	hits := 0
+	// fails runs a child whose files fail by one rule, and reports what came of it.
+	fails := func(r testkit.FailRule, fresh bool) {
+		t.Helper()
+		fs := testkit.NewFailFS(t)
+		dir, under := filepath.Join(fs.Dir, "j"), filepath.Join(fs.Under, "j")
+		l := newLedger()
+		if !fresh {
+			childRun{steps: 40}.run(t, l, dir)
+		}
+		fs.Fail(&r)
+		before := l.lines
+		state := childRun{steps: 700}.run(t, l, dir)
+		failed := fs.Heal()
+		fs.Unmount()
+		what := fmt.Sprintf("%s fails at %s with %v after %d calls, for %d (0: all)", r.Name, r.Ops, r.Err, r.After, r.For)
+		t.Logf("%s: %d failed, %d steps, %v", what, failed, l.lines-before, state)
+		if failed > 0 {
+			hits++
+		}
+		if _, err := os.Stat(under); err != nil && l.lines == 0 {
+			return // not even the folder was made
+		}
+		if err := l.after(under); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, r := range foundWith {
+		r.Err = []syscall.Errno{syscall.EIO, syscall.ENOSPC}[rng.IntN(2)]
+		fails(r, false)
+	}
 	for _, c := range cases {
 		errnos := []syscall.Errno{syscall.EIO, syscall.ENOSPC}
 		if !long() {
 			errnos = errnos[rng.IntN(2):][:1]
 		}
 		for _, errno := range errnos {
-			fs := testkit.NewFailFS(t)
-			dir, under := filepath.Join(fs.Dir, "j"), filepath.Join(fs.Under, "j")
-			l := newLedger()
-			if !c.fresh {
-				childRun{steps: 40}.run(t, l, dir)
-			}
-			r := &testkit.FailRule{Name: c.name, Ops: strings.Split(c.ops, ","), Err: errno, After: rng.IntN(4), For: rng.IntN(3)}
+			r := testkit.FailRule{Name: c.name, Ops: strings.Split(c.ops, ","), Err: errno, After: rng.IntN(4), For: rng.IntN(3)}
 			switch {
 			case !long():
 				r.After, r.For = rng.IntN(2), 1+rng.IntN(2)
 			case rng.IntN(2) == 0 && !c.fresh:
 				r.After = rng.IntN(60) // not at the start
 			}
-			fs.Fail(r)
-			before := l.lines
-			state := childRun{steps: 700}.run(t, l, dir)
-			failed := fs.Heal()
-			fs.Unmount()
-			t.Logf("%s fails at %s with %v after %d calls, for %d (0: all): %d failed, %d steps, %v", c.name, c.ops, errno, r.After, r.For, failed, l.lines-before, state)
-			if failed > 0 {
-				hits++
-			}
-			if _, err := os.Stat(under); err != nil && l.lines == 0 {
-				continue // not even the folder was made
-			}
-			if err := l.after(under); err != nil {
-				t.Errorf("%s fails at %s with %v after %d calls, for %d: %v", c.name, c.ops, errno, r.After, r.For, err)
-			}
+			fails(r, c.fresh)
 		}
 	}
 	if hits < 3 {

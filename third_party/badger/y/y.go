@@ -17,6 +17,7 @@ import (
 	"reflect"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -190,6 +191,8 @@ type Throttle struct {
 	ch        chan struct{}
 	errCh     chan error
 	finishErr error
+	// Waybill: an error that Do returned.
+	told atomic.Pointer[error]
 }
 
 // NewThrottle creates a new throttle with a max number of workers.
@@ -211,6 +214,8 @@ func (t *Throttle) Do() error {
 			return nil
 		case err := <-t.errCh:
 			if err != nil {
+				// Waybill: whoever is told here only stops; Finish has to know it, too.
+				t.told.CompareAndSwap(nil, &err)
 				return err
 			}
 		}
@@ -239,6 +244,10 @@ func (t *Throttle) Finish() error {
 		t.wg.Wait()
 		close(t.ch)
 		close(t.errCh)
+		if err := t.told.Load(); err != nil {
+			t.finishErr = *err
+			return
+		}
 		for err := range t.errCh {
 			if err != nil {
 				t.finishErr = err
