@@ -7,7 +7,7 @@
 FROM golang:1.26-bookworm AS build
 WORKDIR /src
 COPY go.mod go.sum ./
-COPY third_party third_party
+COPY internal/third_party internal/third_party
 RUN go mod download
 COPY . .
 ARG VERSION=

@@ -127,4 +127,4 @@ require (
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 )
 
-replace github.com/dgraph-io/badger/v4 => ./third_party/badger
+replace github.com/dgraph-io/badger/v4 => ./internal/third_party/badger

@@ -20,7 +20,7 @@ type oneFile struct {
 }
 
 // foundWith are rules that found losses in Badger as it comes: a table that a compaction
-// could not make, a MANIFEST that was written and not synced (third_party/badger). In the
+// could not make, a MANIFEST that was written and not synced (internal/third_party/badger). In the
 // short form too.
 var foundWith = []testkit.FailRule{
 	{Name: "*.sst", Ops: []string{"create"}, After: 1, For: 1}, {Name: "MANIFEST", Ops: []string{"sync"}, For: 1}, {Name: "MANIFEST", Ops: []string{"write"}, After: 1, For: 1},

@@ -29,7 +29,7 @@ for path, ver in modules:
         "externalRefs": [{"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": f"pkg:golang/{path}@{ver}"}],
     })
     if (path, ver) in changed:
-        packages[-1]["comment"] = "with the corrections of the source tree, see third_party"
+        packages[-1]["comment"] = "with the corrections of the source tree, see internal/third_party"
     relations.append({"spdxElementId": "SPDXRef-waybill", "relationshipType": "DEPENDS_ON", "relatedSpdxElement": ref})
 json.dump({
     "spdxVersion": "SPDX-2.3", "dataLicense": "CC0-1.0", "SPDXID": "SPDXRef-DOCUMENT", "name": f"waybill-{version}",

@@ -8,6 +8,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -381,11 +382,23 @@ func TestFullPoolKeepsTheFreshest(t *testing.T) {
 	var last dispatch.Dispatch
 	for i := range 4 {
 		_, _, last = rig.send(fresh, outgoing("POST", "/1", "x"))
-		testkit.Eventually(t, func() error { return idle(rig, min(i+1, 2)) })
+		testkit.Eventually(t, func() error { return errors.Join(idle(rig, min(i+1, 2)), rests(rig, last.Connection)) })
 	}
 	if _, _, info := rig.send(o, outgoing("POST", "/2", "x")); info.Connection != last.Connection {
 		t.Errorf("took %s, the freshest is %s", info.Connection, last.Connection)
 	}
+}
+
+// rests reports whether a connection is in the pool: it is put there behind the answer.
+func rests(r *rig, id string) error {
+	r.tr.mu.Lock()
+	defer r.tr.mu.Unlock()
+	for _, list := range r.tr.idle {
+		if slices.ContainsFunc(list, func(c *conn) bool { return c.id == id }) {
+			return nil
+		}
+	}
+	return errors.New("the connection is not in the pool")
 }
 
 func idle(r *rig, n int) error {

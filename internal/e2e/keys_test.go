@@ -101,7 +101,8 @@ func TestKeysUnderKills(t *testing.T) {
 	r := newRig(t, ca, rigOptions{routes: y})
 	r.start()
 	var addr atomic.Pointer[string]
-	addr.Store(&r.addr)
+	at := r.addr // a copy: start writes the field
+	addr.Store(&at)
 	roots := r.roots()
 	rounds := 3
 	if long() {
@@ -151,7 +152,8 @@ func TestKeysUnderKills(t *testing.T) {
 		time.Sleep(time.Duration(150+rnd.IntN(350)) * time.Millisecond) // the moment of the kill is the input of this test
 		r.kill()
 		r.start()
-		addr.Store(&r.addr)
+		at := r.addr
+		addr.Store(&at)
 	}
 	testkit.Eventually(t, func() error { // until the run shows something
 		mu.Lock()
