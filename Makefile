@@ -11,7 +11,7 @@ LDFLAGS := $(if $(VERSION),-ldflags '-X main.version=$(VERSION)')
 # -shuffle finds tests that lean on each other; its seed is printed with a failure.
 # Packages run side by side, as many as there are cores (go test's own default).
 TESTFLAGS   ?= -race -shuffle=on -count=1
-TESTTIMEOUT ?= 9m
+TESTTIMEOUT ?= 15m
 FUZZTIME    ?= 10s
 BENCH       ?= .
 BENCHFLAGS  ?= -benchmem -count=1
