@@ -3,6 +3,7 @@ package journal
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -51,7 +52,7 @@ func logged(t *testing.T, mode string, acks int) *testkit.LogDisk {
 
 // cutAt opens what a loss of power before event p may leave, and holds it against what
 // had been acknowledged by then.
-func cutAt(t *testing.T, d *testkit.LogDisk, p int, rng *rand.Rand) error {
+func cutAt(t *testing.T, d *testkit.LogDisk, p int, rng *rand.Rand, keep bool) error {
 	t.Helper()
 	return d.Cut(p, rng, func(dir string, acked []string) error {
 		l := newLedger()
@@ -69,10 +70,25 @@ func cutAt(t *testing.T, d *testkit.LogDisk, p int, rng *rand.Rand) error {
 		}
 		// The start that meets the cut may find a folder in the making; then nothing was
 		// promised, and the next start makes it whole.
-		if err := l.after(at); err != nil {
-			return err
+		kept := filepath.Join(os.TempDir(), fmt.Sprintf("waybill-torn-%d-%d", os.Getpid(), p))
+		if keep { // opening it changes it: what failed is to be looked at as it was
+			if out, err := exec.Command("cp", "-a", "--sparse=always", at, kept).CombinedOutput(); err != nil {
+				t.Fatalf("cp: %v: %s", err, out)
+			}
 		}
-		return l.after(at) // what the first start wrote is no worse
+		err := l.after(at)
+		if err != nil {
+			err = fmt.Errorf("the first start: %w", err)
+		} else if err = l.after(at); err != nil { // what the first start wrote is no worse
+			err = fmt.Errorf("the second start: %w", err)
+		}
+		if keep && err == nil {
+			return os.RemoveAll(kept)
+		}
+		if keep {
+			err = fmt.Errorf("%w (the folder is kept as %s)", err, kept)
+		}
+		return err
 	})
 }
 
@@ -100,7 +116,7 @@ func TestTornWrites(t *testing.T) {
 					break
 				}
 			}
-			if err := cutAt(t, d, p, rng); err != nil {
+			if err := cutAt(t, d, p, rng, long()); err != nil {
 				t.Errorf("run %d, power lost before event %d of %d: %v", run, p, d.Events(), err)
 			}
 		}
@@ -110,7 +126,7 @@ func TestTornWrites(t *testing.T) {
 		d := logged(t, mode, 150)
 		found := error(nil)
 		for range 30 {
-			if found = cutAt(t, d, d.Events()/2+rng.IntN(d.Events()/2), rng); found != nil {
+			if found = cutAt(t, d, d.Events()/2+rng.IntN(d.Events()/2), rng, false); found != nil {
 				break
 			}
 		}
