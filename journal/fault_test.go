@@ -979,3 +979,33 @@ func TestStoreFollows(t *testing.T) {
 	}
 	mustVerify(t, j)
 }
+
+// A power cut in a group without events – a checkpoint, a mark of retention – loses nothing
+// of anybody's, and no start after it refuses what it left.
+func TestTornWithoutEvents(t *testing.T) {
+	contract.Covers(t, "M5", "T5")
+	dir := tempDir(t)
+	j := openTest(t, dir, nil)
+	id := newID()
+	mustAppend(t, j, toDispatch(id, "ci", "", "f"))
+	crash := filepath.Join(t.TempDir(), "crash")
+	copyDir(t, dir, crash)
+	seal := j.seal
+	closeTest(t, j) // its last group is a checkpoint
+	if err := os.RemoveAll(filepath.Join(crash, nameWitness)); err != nil {
+		t.Fatal(err)
+	}
+	copyDir(t, filepath.Join(dir, nameWitness), filepath.Join(crash, nameWitness))
+	tearLast(t, crash, seal)
+	for i := range 4 { // an end without an append in between settles nothing
+		j, rec := openWith(t, testOptions(crash, nil))
+		if rec.Quarantined || len(rec.Lost) != 0 || (i == 0) != (rec.Unknown == 1) {
+			t.Errorf("start %d: %+v", i, rec)
+		}
+		if r := mustAction(t, j, id); r.Facts.Outcome != outcome.Unknown || !r.Ended {
+			t.Errorf("start %d: %+v", i, r.Facts)
+		}
+		mustVerify(t, j)
+		closeTest(t, j)
+	}
+}

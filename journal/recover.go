@@ -421,6 +421,11 @@ func (j *Journal) compare(w *witnessState) (position, error) {
 			seen = stored
 		case equal:
 			at.head.group = max(stored.group, seen.group)
+			if seen.group > stored.group {
+				// Groups without events, the last one torn: nothing of anybody's is lost. That they
+				// are not in the store is said here, or the next start would want them whole.
+				at.lostFirst, at.lostGroup = stored.group+1, seen.group
+			}
 		case stored.group+1 == seen.group && stored.group >= settled:
 			// The last group was torn and never acknowledged: its actions are unknown.
 			at.lostFirst, at.lostGroup = stored.group+1, seen.group
