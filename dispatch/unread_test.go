@@ -30,23 +30,30 @@ func TestRetryOfWhatCannotBeRead(t *testing.T) {
 	b.j.unreadable = nil
 }
 
+// refusedOnce makes an action whose connection was refused, and a way to repeat it; what
+// is sent from then on gets no answer.
+func refusedOnce(t *testing.T, b *bench) (first *Reply, retry func(ActionID) *Reply) {
+	t.Helper()
+	b.tr.connect = func(int) error {
+		return &SetupError{Code: outcome.CodeConnectionRefused, Stage: outcome.StageDNS, Reason: "connection_refused"}
+	}
+	first = b.do(t, post("search.example.test", "/q", "a"))
+	wantFacts(t, facts(first), outcome.ConnectionSetup, outcome.NotAttempted, outcome.Backoff, outcome.CodeConnectionRefused)
+	b.tr.connect, b.tr.play = nil, lost
+	return first, func(id ActionID) *Reply {
+		s := post("search.example.test", "/q", "a")
+		s.RetryOf = id.String()
+		return b.Do(context.Background(), s)
+	}
+}
+
 // Who was overtaken, and cannot read what the other worker did, does not answer with what
 // the action was before that (F2).
 func TestOvertakenAndUnreadable(t *testing.T) {
 	contract.Covers(t, "F2", "J2", "A9")
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		retry := func(id ActionID) *Reply {
-			s := post("search.example.test", "/q", "a")
-			s.RetryOf = id.String()
-			return b.Do(context.Background(), s)
-		}
-		b.tr.connect = func(int) error {
-			return &SetupError{Code: outcome.CodeConnectionRefused, Stage: outcome.StageDNS, Reason: "connection_refused"}
-		}
-		first := b.do(t, post("search.example.test", "/q", "a"))
-		wantFacts(t, facts(first), outcome.ConnectionSetup, outcome.NotAttempted, outcome.Backoff, outcome.CodeConnectionRefused)
-		b.tr.connect, b.tr.play = nil, lost
+		first, retry := refusedOnce(t, b)
 		var paused atomic.Bool
 		b.tr.made = func() {
 			if !paused.Swap(true) {
@@ -76,17 +83,7 @@ func TestLeaseRefusedAndUnreadable(t *testing.T) {
 	for _, refusal := range []error{ErrLeaseHeld, ErrNotWritten, ErrIndeterminate} {
 		t.Run(refusal.Error(), func(t *testing.T) {
 			b := newBench(t)
-			retry := func(id ActionID) *Reply {
-				s := post("search.example.test", "/q", "a")
-				s.RetryOf = id.String()
-				return b.Do(context.Background(), s)
-			}
-			b.tr.connect = func(int) error {
-				return &SetupError{Code: outcome.CodeConnectionRefused, Stage: outcome.StageDNS, Reason: "connection_refused"}
-			}
-			first := b.do(t, post("search.example.test", "/q", "a"))
-			wantFacts(t, facts(first), outcome.ConnectionSetup, outcome.NotAttempted, outcome.Backoff, outcome.CodeConnectionRefused)
-			b.tr.connect, b.tr.play = nil, lost
+			first, retry := refusedOnce(t, b)
 			late := false
 			b.j.before = func(batch Batch) error {
 				if late || batch.Events[0].Type != LeaseTaken {
