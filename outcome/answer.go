@@ -258,13 +258,13 @@ func realm(s string) string {
 
 // setFacts sets the fields that every answer carries (CONTRACT L5).
 func setFacts(h http.Header, id string, f Facts) {
-	h.Del(HeaderInvocation)
-	h.Del(HeaderOutcome)
+	delete(h, HeaderInvocation)
+	delete(h, HeaderOutcome)
 	if isFieldID(id) {
-		h.Set(HeaderInvocation, id)
+		h[HeaderInvocation] = []string{id}
 	}
 	if v := FormatOutcome(f); v != "" && !control.Off("G11-facts-with-the-status") {
-		h.Set(HeaderOutcome, v)
+		h[HeaderOutcome] = []string{v}
 	}
 }
 
@@ -295,7 +295,7 @@ func isFieldID(id string) bool {
 func Annotate(h http.Header, id string, f Facts, s Shape, unsafeWithoutKey bool) {
 	setFacts(h, id, f)
 	own := member("", Shape{NextHop: s.NextHop, NextProtocol: s.NextProtocol, ReceivedStatus: s.ReceivedStatus, Details: s.Details})
-	h.Set(HeaderProxyStatus, appendMember(h.Values(HeaderProxyStatus), own))
+	h[HeaderProxyStatus] = []string{appendMember(h[HeaderProxyStatus], own)}
 
 	if unsafeWithoutKey && tempting(s.ReceivedStatus) && len(h.Values(HeaderShouldRetry)) == 0 {
 		h.Set(HeaderShouldRetry, "false")

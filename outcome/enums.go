@@ -75,15 +75,17 @@ func values[T ~uint8](n int) []T {
 	return out
 }
 
+func valid(names []string, i int) bool { return i > 0 && i < len(names) }
+
 func name(names []string, i int) string {
-	if i > 0 && i < len(names) {
+	if valid(names, i) {
 		return names[i]
 	}
 	return fmt.Sprintf("invalid(%d)", i)
 }
 
 func marshal(kind string, names []string, i int) ([]byte, error) {
-	if i > 0 && i < len(names) {
+	if valid(names, i) {
 		return []byte(names[i]), nil
 	}
 	return nil, fmt.Errorf("outcome: %s %d: %w", kind, i, ErrUnknownValue)

@@ -1,8 +1,10 @@
 package outcome
 
 import (
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/dunglas/httpsfv"
@@ -26,15 +28,10 @@ func FormatOutcome(f Facts) string {
 	if f.known() != nil {
 		return ""
 	}
-	item := httpsfv.NewItem(httpsfv.Token(f.Outcome.String()))
-	item.Params.Add(paramPhase, httpsfv.Token(f.Phase.String()))
-	item.Params.Add(paramRetry, httpsfv.Token(f.Retry.String()))
+	// The names of the enumerations are tokens; a test holds that against a library.
+	v := f.Outcome.String() + ";" + paramPhase + "=" + f.Phase.String() + ";" + paramRetry + "=" + f.Retry.String()
 	if f.Code != CodeNone {
-		item.Params.Add(paramCode, httpsfv.Token(f.Code.String()))
-	}
-	v, err := httpsfv.Marshal(item)
-	if err != nil {
-		return ""
+		v += ";" + paramCode + "=" + f.Code.String()
 	}
 	return v
 }
@@ -129,49 +126,51 @@ func proxyError(f Facts, s Shape) string {
 // member builds Waybill's own Proxy-Status member (RFC 9209 §2). Text that a
 // structured field cannot hold is left out.
 func member(errorType string, s Shape) string {
-	item := httpsfv.NewItem(httpsfv.Token(proxyName))
-	add := item.Params.Add
+	b := append(make([]byte, 0, 96), proxyName...)
 	if errorType != "" {
-		add("error", httpsfv.Token(errorType))
+		b = append(append(b, ";error="...), errorType...)
 	}
 	switch errorType {
 	case "dns_error":
 		if isSFString(s.RCode) {
-			add("rcode", s.RCode)
+			b = appendSFString(append(b, ";rcode="...), s.RCode)
 		}
 	case "tls_alert_received":
 		if s.AlertID > 0 && s.AlertID <= 255 {
-			add("alert-id", int64(s.AlertID))
+			b = strconv.AppendInt(append(b, ";alert-id="...), int64(s.AlertID), 10)
 		}
-		if isSFString(s.AlertName) {
-			add("alert-message", tokenOrString(s.AlertName))
+		switch {
+		case isSFToken(s.AlertName):
+			b = append(append(b, ";alert-message="...), s.AlertName...)
+		case isSFString(s.AlertName):
+			b = appendSFString(append(b, ";alert-message="...), s.AlertName)
 		}
 	}
 	if isSFString(s.NextHop) {
-		add("next-hop", s.NextHop)
+		b = appendSFString(append(b, ";next-hop="...), s.NextHop)
 	}
 	if s.NextProtocol != "" {
+		b = append(b, ";next-protocol="...)
 		if isSFToken(s.NextProtocol) {
-			add("next-protocol", httpsfv.Token(s.NextProtocol))
+			b = append(b, s.NextProtocol...)
 		} else {
-			add("next-protocol", []byte(s.NextProtocol))
+			b = append(base64.StdEncoding.AppendEncode(append(b, ':'), []byte(s.NextProtocol)), ':')
 		}
 	}
 	if s.ReceivedStatus >= 100 && s.ReceivedStatus <= 999 {
-		add("received-status", int64(s.ReceivedStatus))
+		b = strconv.AppendInt(append(b, ";received-status="...), int64(s.ReceivedStatus), 10)
 	}
 	if isSFString(s.Details) {
-		add("details", s.Details)
+		b = appendSFString(append(b, ";details="...), s.Details)
 	}
-	v, err := httpsfv.Marshal(item)
-	if err != nil {
-		return proxyName
-	}
-	return v
+	return string(b)
 }
 
 // appendMember returns the received Proxy-Status list with our member last.
 func appendMember(received []string, own string) string {
+	if len(received) == 0 {
+		return own
+	}
 	list, err := httpsfv.UnmarshalList(received)
 	if err != nil {
 		return own
@@ -215,15 +214,25 @@ func isSFString(s string) bool {
 	return s != ""
 }
 
-// isSFToken reports whether s can be a structured-field token.
-func isSFToken(s string) bool {
-	_, err := httpsfv.Marshal(httpsfv.NewItem(httpsfv.Token(s)))
-	return err == nil
+// appendSFString appends a text that isSFString as a structured-field string (RFC 9651 §4.1.6).
+func appendSFString(b []byte, s string) []byte {
+	b = append(b, '"')
+	for _, c := range []byte(s) {
+		if c == '"' || c == '\\' {
+			b = append(b, '\\')
+		}
+		b = append(b, c)
+	}
+	return append(b, '"')
 }
 
-func tokenOrString(s string) any {
-	if isSFToken(s) {
-		return httpsfv.Token(s)
+// isSFToken reports whether s can be a structured-field token (RFC 9651 §4.1.7).
+func isSFToken(s string) bool {
+	for i, c := range []byte(s) {
+		alpha := c|0x20 >= 'a' && c|0x20 <= 'z'
+		if !alpha && c != '*' && (i == 0 || (c < '0' || c > '9') && strings.IndexByte("!#$%&'+-.^_`|~:/", c) < 0) {
+			return false
+		}
 	}
-	return s
+	return s != ""
 }

@@ -323,6 +323,9 @@ func (f Facts) Validate() error {
 // known reports whether all three facts and the code are of the closed
 // enumerations, in whatever combination.
 func (f Facts) known() error {
+	if valid(phaseNames[:], int(f.Phase)) && valid(outcomeNames[:], int(f.Outcome)) && valid(retryNames[:], int(f.Retry)) && (f.Code == CodeNone || valid(codeNames[:], int(f.Code))) {
+		return nil
+	}
 	if _, err := f.Phase.MarshalText(); err != nil {
 		return err
 	}
