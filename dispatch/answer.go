@@ -39,15 +39,7 @@ func (r *Record) View() ActionView {
 	v := ActionView{Link: r.linkView(), InvocationID: r.ID.String(), RequestID: r.RequestID, Caller: r.Caller, Method: r.Method, Target: r.Target,
 		Phase: f.Phase.String(), Outcome: f.Outcome.String(), Retry: f.Retry.String(), Code: f.Code.String(),
 		DispatchStarted: r.Dispatched(), Attempts: len(r.Attempts), AcceptedAt: r.AcceptedAt, EndedAt: r.EndedAt, Ended: r.Ended && !r.Pending(), Delivered: r.Delivered}
-	switch {
-	case r.Bound != nil:
-		v.Route = r.Bound.Route
-	case r.Refusal != nil:
-		v.Route = r.Refusal.Route
-	}
-	if r.Tunnel != nil {
-		v.Route = "tunnel"
-	}
+	v.Route = r.shownRoute()
 	if r.Result != nil {
 		v.Status = r.Result.Status
 	}
@@ -55,6 +47,14 @@ func (r *Record) View() ActionView {
 		v.Durability = "relaxed"
 	}
 	return v
+}
+
+// shownRoute is the route of an action as it is listed.
+func (r *Record) shownRoute() string {
+	if r.Tunnel != nil {
+		return "tunnel"
+	}
+	return r.routeName()
 }
 
 // Shown are the facts as they are told: of an action that still runs, the advice is

@@ -177,9 +177,9 @@ func (a *action) approvalPrint(used *Credential) string {
 	} else {
 		seal = sealOf(a.out, a.body, nil, used.ID+"@"+used.Version, a.binding.Snapshot.Digest())
 	}
-	h := sha256.New()
-	field(h, "waybill approval 1", a.route.Name, used.ID, used.Version, used.Mode, string(seal[:]))
-	return digestText(h)
+	f := newFields()
+	f.add("waybill approval 1", a.route.Name, used.ID, used.Version, used.Mode, string(seal[:]))
+	return f.text()
 }
 
 // authoriseAny obtains the secrets of a request or a command.

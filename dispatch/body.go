@@ -25,32 +25,59 @@ type spool struct {
 	digest [sha256.Size]byte
 }
 
-// spoolBody reads r to its end. It returns errBodyLimit, errSpool, or the reader's
-// own error for a body that broke off.
-func spoolBody(r io.Reader, memory, limit int64, dir string) (*spool, error) {
+// maxExpected bounds the memory that a body gets before it is there.
+const maxExpected = 64 << 10
+
+// spoolBody reads r to its end. expected is the length that it will have; negative:
+// nobody knows. It returns errBodyLimit, errSpool, or the reader's own error for a body
+// that broke off.
+func spoolBody(r io.Reader, expected, memory, limit int64, dir string) (*spool, error) {
 	s := &spool{}
-	h := sha256.New()
-	var mem bytes.Buffer
-	n, err := io.Copy(&mem, io.TeeReader(io.LimitReader(r, min(memory, limit)+1), h))
-	s.length = n
-	if err != nil {
-		return nil, err
+	most := min(memory, limit)
+	if expected < 0 {
+		expected = 511
 	}
+	mem, whole, err := readUpTo(r, min(expected, most, maxExpected), most)
+	s.length = int64(len(mem))
 	switch {
-	case n > limit:
+	case err != nil:
+		return nil, err
+	case whole:
+		s.mem, s.digest = mem, sha256.Sum256(mem)
+		return s, nil
+	case s.length > limit:
 		return nil, errBodyLimit
-	case n <= memory:
-		s.mem = mem.Bytes()
-	default:
-		if err := s.overflow(&mem, io.TeeReader(r, h), limit, dir); err != nil {
-			return nil, err
-		}
+	}
+	h := sha256.New()
+	h.Write(mem)
+	if err := s.overflow(mem, io.TeeReader(r, h), limit, dir); err != nil {
+		return nil, err
 	}
 	h.Sum(s.digest[:0])
 	return s, nil
 }
 
-func (s *spool) overflow(mem *bytes.Buffer, r io.Reader, limit int64, dir string) error {
+// readUpTo reads r to its end, or one byte more than most. It begins with memory for
+// expected bytes.
+func readUpTo(r io.Reader, expected, most int64) (b []byte, whole bool, err error) {
+	b = make([]byte, 0, expected+1) // one more, to meet the end
+	for {
+		n, err := r.Read(b[len(b):min(int64(cap(b)), most+1)])
+		b = b[:len(b)+n]
+		switch {
+		case err == io.EOF && int64(len(b)) <= most: //nolint:errorlint // itself: a wrapped one is no clean end
+			return b, true, nil
+		case err != nil && err != io.EOF: //nolint:errorlint // as above
+			return nil, false, err
+		case int64(len(b)) > most:
+			return b, false, nil
+		case len(b) == cap(b):
+			b = append(b, 0)[:len(b)]
+		}
+	}
+}
+
+func (s *spool) overflow(mem []byte, r io.Reader, limit int64, dir string) error {
 	f, err := os.CreateTemp(dir, "body-*")
 	if err != nil {
 		return fmt.Errorf("%w: %w", errSpool, err)
@@ -65,7 +92,7 @@ func (s *spool) overflow(mem *bytes.Buffer, r io.Reader, limit int64, dir string
 		s.close()
 		return err
 	}
-	if _, err := f.Write(mem.Bytes()); err != nil {
+	if _, err := f.Write(mem); err != nil {
 		return fail(fmt.Errorf("%w: %w", errSpool, err))
 	}
 	w := &spoolWriter{f: f}
@@ -105,6 +132,9 @@ func (s *spool) reader() io.Reader {
 // intact reads the body again and compares it with the digest taken when it was
 // received (CONTRACT D2).
 func (s *spool) intact() bool {
+	if s.file == nil {
+		return sha256.Sum256(s.mem) == s.digest
+	}
 	h := sha256.New()
 	if _, err := io.Copy(h, s.reader()); err != nil {
 		return false

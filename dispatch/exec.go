@@ -405,24 +405,24 @@ func execFields(out *Outgoing, env []EnvVar) []string {
 }
 
 func execFingerprint(out *Outgoing, env []EnvVar, body *spool) string {
-	h := sha256.New()
-	field(h, "waybill ssh fingerprint 1")
-	field(h, execFields(out, env)...)
+	f := newFields()
+	f.add("waybill ssh fingerprint 1")
+	f.add(execFields(out, env)...)
 	if body != nil {
-		h.Write(body.digest[:])
+		f.digest(body.digest)
 	}
-	return digestText(h)
+	return f.text()
 }
 
 // sealExec is sealOf for a command (CONTRACT D2, D5).
 func sealExec(out *Outgoing, env []EnvVar, body *spool, identity, snapshot string) [sha256.Size]byte {
-	h := sha256.New()
-	field(h, "waybill ssh seal 1", snapshot, identity, strconv.FormatInt(out.Length, 10))
-	field(h, execFields(out, env)...)
+	f := newFields()
+	f.add("waybill ssh seal 1", snapshot, identity, strconv.FormatInt(out.Length, 10))
+	f.add(execFields(out, env)...)
 	if body != nil {
-		h.Write(body.digest[:])
+		f.digest(body.digest)
 	}
-	return [sha256.Size]byte(h.Sum(nil))
+	return f.sum()
 }
 
 // authoriseExec is authorise for a command: it obtains and reads the keys, so that one

@@ -12,34 +12,80 @@ import (
 	"sync"
 )
 
-// fieldBuffers are what field puts its parts together in.
-var fieldBuffers = sync.Pool{New: func() any { return new([512]byte) }}
-
-// field writes each part behind its length, in pieces as large as the buffer: a hash
-// takes one for many parts, and none is copied to the heap.
-func field(h hash.Hash, parts ...string) {
-	buf := fieldBuffers.Get().(*[512]byte) //nolint:forcetypeassert // the pool holds nothing else
-	b := buf[:0]
-	for _, p := range parts {
-		if len(b)+8+len(p) > cap(b) {
-			h.Write(b)
-			b = b[:0]
-		}
-		b = binary.BigEndian.AppendUint64(b, uint64(len(p)))
-		for len(p) > cap(b)-len(b) {
-			n := copy(b[len(b):cap(b)], p)
-			h.Write(b[:cap(b)])
-			b, p = b[:0], p[n:]
-		}
-		b = append(b, p...)
-	}
-	h.Write(b)
-	// What went into a digest may be a secret: it does not wait here for the next one.
-	clear(buf[:])
-	fieldBuffers.Put(buf)
+// fields collects the parts of one digest, each behind its length.
+type fields struct {
+	b    []byte
+	hash hash.Hash // has taken what did not fit into b; nil: nothing
 }
 
-func digestText(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }
+// maxFieldBytes is what is put together before it is hashed: nearly always all there is.
+const maxFieldBytes = 4 << 10
+
+var fieldPool = sync.Pool{New: func() any { return &fields{b: make([]byte, 0, maxFieldBytes)} }}
+
+// newFields returns an empty collection. It ends with sum or text.
+func newFields() *fields { return fieldPool.Get().(*fields) } //nolint:forcetypeassert // the pool holds nothing else
+
+func (f *fields) add(parts ...string) {
+	for _, p := range parts {
+		if len(f.b)+8+len(p) > maxFieldBytes {
+			f.spill()
+		}
+		f.b = binary.BigEndian.AppendUint64(f.b, uint64(len(p)))
+		for len(p) > maxFieldBytes-len(f.b) {
+			n := maxFieldBytes - len(f.b)
+			f.b = append(f.b, p[:n]...)
+			p = p[n:]
+			f.spill()
+		}
+		f.b = append(f.b, p...)
+	}
+}
+
+// digest adds a digest as it is.
+func (f *fields) digest(sum [sha256.Size]byte) {
+	if len(f.b)+len(sum) > maxFieldBytes {
+		f.spill()
+	}
+	f.b = append(f.b, sum[:]...)
+}
+
+func (f *fields) spill() {
+	if f.hash == nil {
+		f.hash = sha256.New()
+	}
+	f.hash.Write(f.b)
+	f.b = f.b[:0]
+}
+
+// sum returns the digest, and gives the collection back.
+func (f *fields) sum() (sum [sha256.Size]byte) {
+	if f.hash == nil {
+		sum = sha256.Sum256(f.b)
+		clear(f.b)
+	} else {
+		f.spill()
+		sum = [sha256.Size]byte(f.hash.Sum(nil))
+		clear(f.b[:cap(f.b)])
+	}
+	// What went into a digest may be a secret: it does not wait here for the next one.
+	f.b, f.hash = f.b[:0], nil
+	fieldPool.Put(f)
+	return sum
+}
+
+// text is sum as it is recorded.
+func (f *fields) text() string { return sumText(f.sum()) }
+
+func digestText(h hash.Hash) string { return sumText([sha256.Size]byte(h.Sum(nil))) }
+
+func sumText(sum [sha256.Size]byte) string {
+	const prefix = "sha256:"
+	var b [len(prefix) + 2*sha256.Size]byte
+	copy(b[:], prefix)
+	hex.Encode(b[len(prefix):], sum[:])
+	return string(b[:])
+}
 
 // meaningful are the fields beside the content type that say what a request is, where
 // target and body do not (CONTRACT D1): the operation of a protocol that sends them all
@@ -55,27 +101,27 @@ var meaningful = []string{
 // normalised target, content type without parameters, the meaningful fields, body
 // bytes. Other fields are client noise (IK-07).
 func fingerprint(out *Outgoing, body *spool) string {
-	h := sha256.New()
+	f := newFields()
 	media := out.Header.Get("Content-Type")
 	if m, _, err := mime.ParseMediaType(media); err == nil {
 		media = m
 	} else {
 		media, _, _ = strings.Cut(media, ";")
 	}
-	field(h, "waybill fingerprint 1", out.Method, out.Target.Scheme, out.Authority, out.RawPath, queryMark(out), out.RawQuery, media)
+	f.add("waybill fingerprint 1", out.Method, out.Target.Scheme, out.Authority, out.RawPath, queryMark(out), out.RawQuery, media)
 	if out.Upgrade != "" {
-		field(h, "upgrade", out.Upgrade) // a plain GET of the same target is another request
+		f.add("upgrade", out.Upgrade) // a plain GET of the same target is another request
 	}
 	for _, name := range meaningful {
 		if values := out.Header[name]; len(values) > 0 {
-			field(h, name, strconv.Itoa(len(values)))
-			field(h, values...)
+			f.add(name, strconv.Itoa(len(values)))
+			f.add(values...)
 		}
 	}
 	if body != nil {
-		h.Write(body.digest[:])
+		f.digest(body.digest)
 	}
-	return digestText(h)
+	return f.text()
 }
 
 func queryMark(out *Outgoing) string {
@@ -90,8 +136,8 @@ func queryMark(out *Outgoing) string {
 // the secrets are attached it covers them, too. Before that, or with the names of
 // injected fields whose values stay out, it is what an approval covers (D5).
 func sealOf(out *Outgoing, body *spool, injected []string, identity, snapshot string) [sha256.Size]byte {
-	h := sha256.New()
-	field(h, "waybill seal 2", snapshot, identity, out.Method, out.Target.Scheme, out.Target.Host, strconv.Itoa(out.Target.Port), out.Authority,
+	f := newFields()
+	f.add("waybill seal 2", snapshot, identity, out.Method, out.Target.Scheme, out.Target.Host, strconv.Itoa(out.Target.Port), out.Authority,
 		out.RawPath, queryMark(out), out.RawQuery, strconv.FormatInt(out.Length, 10))
 	names := make([]string, 0, len(out.Header))
 	for name := range out.Header {
@@ -100,17 +146,17 @@ func sealOf(out *Outgoing, body *spool, injected []string, identity, snapshot st
 	slices.Sort(names)
 	for _, name := range names {
 		if slices.Contains(injected, name) {
-			field(h, name, "injected", strconv.Itoa(len(out.Header[name])))
+			f.add(name, "injected", strconv.Itoa(len(out.Header[name])))
 			continue
 		}
 		// The number of values keeps them apart from the next field's name.
-		field(h, name, "as it came", strconv.Itoa(len(out.Header[name])))
-		field(h, out.Header[name]...)
+		f.add(name, "as it came", strconv.Itoa(len(out.Header[name])))
+		f.add(out.Header[name]...)
 	}
 	if body != nil {
-		h.Write(body.digest[:])
+		f.digest(body.digest)
 	}
-	return [sha256.Size]byte(h.Sum(nil))
+	return f.sum()
 }
 
 // shownTarget is the target as it may be recorded: names of query parameters stay,

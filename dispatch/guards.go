@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"sync"
 
 	"waybill/dispatch/leak"
@@ -27,15 +26,9 @@ func (g *guards) of(secrets []string) *leak.Guard {
 	if len(secrets) == 0 {
 		return nil
 	}
-	h := sha256.New()
-	var n [8]byte
-	for _, s := range secrets {
-		binary.BigEndian.PutUint64(n[:], uint64(len(s)))
-		h.Write(n[:])
-		h.Write([]byte(s))
-	}
-	var key [sha256.Size]byte
-	h.Sum(key[:0])
+	f := newFields()
+	f.add(secrets...)
+	key := f.sum()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if guard, ok := g.made[key]; ok {

@@ -366,7 +366,7 @@ func (a *action) rebuild(rec *Record) error {
 
 // unhold takes the body of a held request into a spool.
 func (a *action) unhold(head *heldHead, body io.Reader) (err error) {
-	if a.body, err = spoolBody(body, a.route.Limits.Buffer, head.Length, a.p.cfg.SpoolDir); err != nil {
+	if a.body, err = spoolBody(body, head.Length, a.route.Limits.Buffer, head.Length, a.p.cfg.SpoolDir); err != nil {
 		return err
 	}
 	if a.body.length != head.Length {

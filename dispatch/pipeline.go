@@ -615,7 +615,7 @@ func (a *action) spoolBody() *Refusal {
 	if a.s.ContentLength > l.Request {
 		return tooLong()
 	}
-	body, err := spoolBody(a.s.Body, l.Buffer, l.Request, a.p.cfg.SpoolDir)
+	body, err := spoolBody(a.s.Body, a.s.ContentLength, l.Buffer, l.Request, a.p.cfg.SpoolDir)
 	switch {
 	case err == nil:
 	case errors.Is(err, errBodyLimit):
@@ -1013,8 +1013,12 @@ func (a *action) begun(f outcome.Facts) Record {
 
 // log writes the one canonical line of an action.
 func (a *action) log(rec Record, status int) {
-	v := rec.View()
-	a.p.cfg.Logger.Info("action", slog.Any("action", v.InvocationID), slog.Any("caller", v.Caller), slog.Any("session", a.s.Caller.Session), slog.Any("route", v.Route), slog.Any("method", v.Method),
-		slog.Any("target", v.Target), slog.Any("phase", v.Phase), slog.Any("outcome", v.Outcome), slog.Any("retry", v.Retry), slog.Any("code", v.Code), slog.Any("status", status), slog.Any("attempts", v.Attempts),
-		slog.Any("duration_ms", time.Since(a.start).Milliseconds()))
+	l := a.p.cfg.Logger
+	if !l.Enabled(context.Background(), slog.LevelInfo) {
+		return
+	}
+	f := rec.Shown()
+	l.LogAttrs(context.Background(), slog.LevelInfo, "action", slog.String("action", rec.ID.String()), slog.String("caller", rec.Caller), slog.String("session", a.s.Caller.Session), slog.String("route", rec.shownRoute()), slog.String("method", rec.Method),
+		slog.String("target", rec.Target), slog.String("phase", f.Phase.String()), slog.String("outcome", f.Outcome.String()), slog.String("retry", f.Retry.String()), slog.String("code", f.Code.String()), slog.Int("status", status), slog.Int("attempts", len(rec.Attempts)),
+		slog.Int64("duration_ms", time.Since(a.start).Milliseconds()))
 }

@@ -261,7 +261,7 @@ func (a *action) mark7(m *routes.Marker) string {
 	if !ok || int64(len(marked)) > a.route.Limits.Request {
 		return ""
 	}
-	body, err := spoolBody(bytes.NewReader(marked), int64(len(marked)), int64(len(marked)), "")
+	body, err := spoolBody(bytes.NewReader(marked), int64(len(marked)), int64(len(marked)), int64(len(marked)), "")
 	if err != nil {
 		return ""
 	}

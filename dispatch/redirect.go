@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"net/http"
 	"net/netip"
@@ -156,12 +155,12 @@ func resolvedPath(path string) string {
 // that one client or another makes the same request of have the same key; scheme and
 // default port are left out, since a client may upgrade to https by itself (HSTS).
 func redirectKey(t routes.Target, path, query string) string {
-	h := sha256.New()
+	f := newFields()
 	if t.Port == routes.DefaultPort("http") {
 		t.Port = routes.DefaultPort("https")
 	}
-	field(h, "waybill redirect 2", t.Authority(), resolvedPath(path), visibleOf(query))
-	return digestText(h)
+	f.add("waybill redirect 2", t.Authority(), resolvedPath(path), visibleOf(query))
+	return f.text()
 }
 
 // oneLocation leaves the one Location in the head of a redirect that is remembered:

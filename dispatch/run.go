@@ -98,7 +98,7 @@ func (p *Pipeline) survive(what string, id ActionID) {
 }
 
 func (a *action) newSink() *resultSink {
-	return &resultSink{a: a, hash: sha256.New(), wire: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory), length: -1, screen: a.p.screen(a.secrets, a.route.Leak)}
+	return &resultSink{a: a, hash: sha256.New(), memory: min(a.route.Limits.Buffer, maxMemory), length: -1, screen: a.p.screen(a.secrets, a.route.Leak)}
 }
 
 // errLeft is the hand-over error of an answer that nobody waits for.
@@ -461,7 +461,7 @@ type resultSink struct {
 	a       *action
 	screen  *screen
 	hash    hash.Hash // of what is stored
-	wire    hash.Hash // of what came
+	text    string    // its digest, once it was asked for
 	memory  int64
 	status  int
 	header  http.Header
@@ -514,22 +514,20 @@ func (s *resultSink) Head(status int, h http.Header, length int64) error {
 }
 
 func (s *resultSink) Body(p []byte) error {
-	s.wire.Write(p)
 	s.keepTail(p)
 	return s.take(s.screen.body(p))
 }
 
-// digest is that of the body as it came, but where a secret was in it: whoever knows the
-// rest could try secrets out on it (C2, C5). Then it is that of what is stored.
+// digest is that of what is stored of a complete answer: of the body as it came, but where
+// a secret was in it. Whoever knows the rest could try secrets out on it (C2, C5).
 func (s *resultSink) digest() string {
-	switch {
-	case s.screen.reason != "":
+	if s.screen.reason != "" {
 		return ""
-	case s.screen.masked > 0:
-		return digestText(s.hash)
-	default:
-		return digestText(s.wire)
 	}
+	if s.text == "" {
+		s.text = digestText(s.hash)
+	}
+	return s.text
 }
 
 // settle takes what the screen held back, and the trailer of a complete answer.
@@ -547,6 +545,7 @@ func (s *resultSink) take(p []byte) error {
 		return nil
 	}
 	s.hash.Write(p)
+	s.text = ""
 	s.total += int64(len(p))
 	if s.st != nil {
 		return s.queue(p)
@@ -573,11 +572,10 @@ func (s *resultSink) take(p []byte) error {
 // restart empties the sink for the answer of a further attempt.
 func (s *resultSink) restart() {
 	s.hash.Reset()
-	s.wire.Reset()
 	s.buf.Reset()
 	s.screen.end(false, false)
 	s.screen = s.a.p.screen(s.a.secrets, s.a.route.Leak)
-	s.status, s.header, s.length, s.stored, s.total, s.tail = 0, nil, -1, 0, 0, nil
+	s.status, s.header, s.length, s.stored, s.total, s.tail, s.text = 0, nil, -1, 0, 0, nil, ""
 }
 
 // store appends one chunk. The first one carries the markers so far, so that a
@@ -623,7 +621,7 @@ func (s *resultSink) pending() []Chunk {
 }
 
 func (s *resultSink) finish(end *Ending) *Result {
-	return &Result{Status: end.Status, Header: s.header, Trailer: s.trailer, Bytes: s.total, Chunks: s.stored + len(s.pending()), Digest: digestText(s.hash)}
+	return &Result{Status: end.Status, Header: s.header, Trailer: s.trailer, Bytes: s.total, Chunks: s.stored + len(s.pending()), Digest: s.digest()}
 }
 
 // bytesBody is a whole answer in memory.
