@@ -56,6 +56,7 @@ func (b *bench) rebound(t *testing.T, edit func([]routes.Route) []routes.Route, 
 	}
 	next := &bench{j: b.j, tr: b.tr}
 	next.Pipeline = New(Config{Journal: b.j, Transport: b.tr, Binding: &Binding{Snapshot: snap, Credentials: store}, Pseudonym: "waybill-test", SpoolDir: t.TempDir()})
+	t.Cleanup(next.runners.dismiss)
 	return next
 }
 

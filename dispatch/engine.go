@@ -185,9 +185,12 @@ func fits(rec *Record, at time.Time) (string, bool) {
 // always follows the records.
 func (a *action) repeatNow(reply *Reply) (Conn, *Reply) {
 	r := a.route.Contract.Retry
+	if r == nil {
+		return nil, reply
+	}
 	for {
 		rec := reply.Record
-		if r == nil || a.s.purpose != "" || rec.Bound == nil || rec.Bound.Budget == nil || a.waiterLeft() || a.bound() {
+		if a.s.purpose != "" || rec.Bound == nil || rec.Bound.Budget == nil || a.waiterLeft() || a.bound() {
 			return nil, reply // a signature is for one time
 		}
 		now := a.p.windowNow()

@@ -36,7 +36,13 @@ func ParseActionID(s string) (ActionID, error) {
 }
 
 // String returns the text form.
-func (id ActionID) String() string { return "act_" + ulid.ULID(id).String() }
+func (id ActionID) String() string {
+	const prefix = "act_"
+	var b [len(prefix) + ulid.EncodedSize]byte
+	copy(b[:], prefix)
+	_ = ulid.ULID(id).MarshalTextTo(b[len(prefix):]) // its only error is a buffer of another size
+	return string(b[:])
+}
 
 // IsZero reports whether id names no action.
 func (id ActionID) IsZero() bool { return id == ActionID{} }

@@ -69,6 +69,7 @@ type Pipeline struct {
 	binding   atomic.Pointer[Binding]
 	templates sync.Map // text → *inject.Template
 	guards    guards
+	runners   runners
 
 	mu       sync.Mutex
 	draining bool
@@ -127,6 +128,7 @@ func (p *Pipeline) Drain(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		p.running.Wait()
+		p.runners.dismiss()
 		close(done)
 	}()
 	select {
@@ -184,6 +186,7 @@ type action struct {
 	repeatable  bool
 	advice      outcome.Retry
 	events      []Event
+	room        []Event // the array of events, where it has one more in front; see add
 	tries       int
 	followed    int     // redirects within the origin (R2)
 	late        []Event // tries that failed after an answer was there
@@ -256,6 +259,15 @@ func (a *action) now() time.Time { return a.p.cfg.Clock.Now() }
 
 func (a *action) add(ev Event) {
 	ev.At = a.now()
+	if a.events == nil {
+		// What most appends hold, and in front of the first one ACTION_ACCEPTED.
+		if a.recorded {
+			a.events = make([]Event, 0, 4)
+		} else {
+			a.room = make([]Event, 1, 5)
+			a.events = a.room[1:]
+		}
+	}
 	a.events = append(a.events, ev)
 }
 
@@ -302,7 +314,7 @@ func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
 		return r
 	}
 	handed = true
-	go a.run(conn)
+	p.runners.start(a, conn)
 	return a.await(ctx)
 }
 
@@ -871,7 +883,13 @@ func (a *action) append(ctx context.Context, relaxed bool) (Receipt, error) {
 	events := a.events
 	if !a.recorded {
 		accepted := a.accepted
-		events = append([]Event{{Type: ActionAccepted, At: a.start, Accepted: &accepted}}, events...)
+		first := Event{Type: ActionAccepted, At: a.start, Accepted: &accepted}
+		if len(events) > 0 && a.room != nil && &events[0] == &a.room[:2][1] {
+			events = a.room[:len(events)+1]
+			events[0] = first
+		} else {
+			events = append(append(make([]Event, 0, len(events)+1), first), events...)
+		}
 	}
 	r, err := a.p.cfg.Journal.Append(ctx, Batch{Action: a.id, Events: events, Request: a.keptWith(events), Relaxed: relaxed})
 	if err == nil {
