@@ -140,7 +140,7 @@ func (a *action) approvable() *Credential {
 	}
 	c := &Credential{ID: a.credential.ID, Mode: a.credential.Mode}
 	for i := range a.route.Inject {
-		c.Version = join(c.Version, a.resolved[a.route.Inject[i].Credential].Version)
+		c.Version = join(c.Version, a.resolvedOf(a.route.Inject[i].Credential).Version)
 	}
 	return c
 }

@@ -24,7 +24,7 @@ import (
 // record and for an approval (CONTRACT C2, D1, D3). Called again, it obtains them anew:
 // whoever waited in between compares the versions.
 func (a *action) authorise(ctx context.Context) *Refusal {
-	a.credential, a.resolved, a.identity = nil, make(map[string]inject.Resolved, len(a.route.Inject)), ""
+	a.credential, a.resolved, a.identity = nil, nil, ""
 	if refused := a.checkBody(ctx); refused != nil {
 		return refused
 	}
@@ -39,15 +39,15 @@ func (a *action) authorise(ctx context.Context) *Refusal {
 			return a.credentialRefusal(in, err)
 		}
 		// Two injections of one action never mix two versions of a credential.
-		got, ok := a.resolved[in.Credential]
-		if !ok {
+		got := a.resolvedOf(in.Credential)
+		if got.ID == "" {
 			start := time.Now()
 			got, err = a.binding.Credentials.Resolve(ctx, in.Credential)
 			a.p.measureFetch(in.Credential, &got, err, time.Since(start))
 			if err != nil {
 				return a.credentialRefusal(in, err)
 			}
-			a.resolved[in.Credential] = got
+			a.resolved = append(a.resolved, got)
 		}
 		used.ID = join(used.ID, got.ID)
 		used.Version = join(used.Version, got.Shown())
@@ -66,6 +66,16 @@ func (a *action) authorise(ctx context.Context) *Refusal {
 		a.identity += " caller " + a.s.Caller.ID
 	}
 	return nil
+}
+
+// resolvedOf is what authorise obtained; zero: nothing, or not yet.
+func (a *action) resolvedOf(credential string) inject.Resolved {
+	for i := range a.resolved {
+		if a.resolved[i].ID == credential {
+			return a.resolved[i]
+		}
+	}
+	return inject.Resolved{}
 }
 
 // authoriseProxy obtains the credential of the upstream proxy. It is no part of the
@@ -104,7 +114,7 @@ func (a *action) attach(context.Context) *Refusal {
 			if in.Signs() != signing {
 				continue
 			}
-			if err := a.put(in, a.resolved[in.Credential]); err != nil {
+			if err := a.put(in, a.resolvedOf(in.Credential)); err != nil {
 				return a.credentialRefusal(in, err)
 			}
 		}
@@ -348,7 +358,7 @@ func (a *action) suspect(status int) {
 	if status != http.StatusUnauthorized {
 		return
 	}
-	for id, got := range a.resolved {
-		a.binding.Credentials.Suspect(id, got.Issue)
+	for i := range a.resolved {
+		a.binding.Credentials.Suspect(a.resolved[i].ID, a.resolved[i].Issue)
 	}
 }

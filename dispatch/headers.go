@@ -49,6 +49,9 @@ func removeOwn(h http.Header) {
 // form of its name: the rules here look fields up by it, and a second spelling would
 // pass them by. It reports false when a name is no token or a value could not be sent.
 func canonical(h http.Header) (http.Header, bool) {
+	if out := copied(h); out != nil {
+		return out, true
+	}
 	out, valid := make(http.Header, len(h)), true
 	for _, name := range sortedNames(h) {
 		// Whitespace before the colon is removed (RFC 9112 §5.1); net/http keeps it in the
@@ -68,6 +71,30 @@ func canonical(h http.Header) (http.Header, bool) {
 		}
 	}
 	return out, valid
+}
+
+// copied returns a copy of h where nothing in it is to be changed; nil: something is. No
+// two of its fields share an array beyond their own values.
+func copied(h http.Header) http.Header {
+	n := 0
+	for name, values := range h {
+		if !httpguts.ValidHeaderFieldName(name) || http.CanonicalHeaderKey(name) != name || len(values) == 0 {
+			return nil
+		}
+		for _, v := range values {
+			if !httpguts.ValidHeaderFieldValue(v) {
+				return nil
+			}
+		}
+		n += len(values)
+	}
+	out, all := make(http.Header, len(h)+4), make([]string, 0, n)
+	for name, values := range h {
+		i := len(all)
+		all = append(all, values...)
+		out[name] = all[i:len(all):len(all)]
+	}
+	return out
 }
 
 func sortedNames(h http.Header) []string {

@@ -177,8 +177,8 @@ type action struct {
 	body       *spool
 	print      string
 	seal       [32]byte
-	credential *Credential                // what authorise decided; nil: nothing is injected
-	resolved   map[string]inject.Resolved // by credential: one version for the whole action
+	credential *Credential       // what authorise decided; nil: nothing is injected
+	resolved   []inject.Resolved // of each credential one version for the whole action
 	// certificate is presented to the origin when it asks for one; nil: none.
 	certificate *tls.Certificate
 	secrets     []string // what was attached, in every form, to keep it out of answers and evidence

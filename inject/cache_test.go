@@ -107,7 +107,7 @@ func BenchmarkFileSource(b *testing.B) {
 			}
 			for b.Loop() {
 				if cached && src.kept == nil {
-					src.kept, src.was = []byte("a-secret-of-some-length"), stateOf(info)
+					src.kept, src.was, src.version = []byte("a-secret-of-some-length"), stateOf(info), "mtime:"+stamp(info.ModTime())
 				}
 				if _, err := src.FetchRaw(context.Background()); err != nil {
 					b.Fatal(err)

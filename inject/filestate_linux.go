@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"errors"
 	"io/fs"
 	"syscall"
 	"time"
@@ -10,17 +11,34 @@ import (
 type fileState struct {
 	device, inode uint64
 	size          int64
-	mode          fs.FileMode
+	mode          uint32
 	modified      syscall.Timespec
 	changed       syscall.Timespec // of the inode: also by those who set the times back
 }
 
 func stateOf(info fs.FileInfo) fileState {
-	s := fileState{size: info.Size(), mode: info.Mode()}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		s.device, s.inode, s.modified, s.changed = uint64(st.Dev), st.Ino, st.Mtim, st.Ctim
+		return stateIn(st)
 	}
-	return s
+	return fileState{size: info.Size(), mode: uint32(info.Mode())} // which never settles
+}
+
+func stateIn(st *syscall.Stat_t) fileState {
+	return fileState{device: uint64(st.Dev), inode: st.Ino, size: st.Size, mode: st.Mode, modified: st.Mtim, changed: st.Ctim}
+}
+
+// stateAt asks for the state of the file at path, links followed, as os.Stat does; it is
+// asked with each request.
+func stateAt(path string) (fileState, error) {
+	var st syscall.Stat_t
+	for {
+		switch err := syscall.Stat(path, &st); {
+		case err == nil:
+			return stateIn(&st), nil
+		case !errors.Is(err, syscall.EINTR):
+			return fileState{}, err
+		}
+	}
 }
 
 // settled reports whether the last change was long enough before at for a further one

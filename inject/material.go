@@ -17,6 +17,8 @@ type Material struct {
 	Issue string
 	// Expires is when it ends; zero: it does not say.
 	Expires time.Time
+
+	since time.Time // from when its version is; zero: see sinceOf
 }
 
 func (m Material) clone() Material {

@@ -24,43 +24,37 @@ var ErrNoSecretCodec = errors.New("inject: a secret has no encoded form")
 // cannot be compared with == or be map keys. A Secret may be copied and used
 // concurrently; copies share the value. Zero is not for concurrent use.
 type Secret struct {
-	// use calls f with the bytes; the slice must not leave f.
-	use func(f func(b []byte))
+	// open returns the bytes themselves, which leave this package as copies only; nil: none.
+	open func() []byte
 }
 
 // NewSecret copies b. It checks nothing: see ParseSecret.
 func NewSecret(b []byte) Secret {
 	own := append([]byte(nil), b...)
-	return Secret{use: func(f func([]byte)) { f(own) }}
+	return Secret{open: func() []byte { return own }}
 }
 
 // Expose returns a copy of the value: the only way out. What it returns goes into
 // the request that is sent and into the search for reflections, never into an
 // error, log, event, metric or file (CONTRACT C2). It is nil for the zero value.
 func (s Secret) Expose() []byte {
-	var out []byte
-	if s.use != nil {
-		s.use(func(b []byte) { out = append(out, b...) })
+	return append([]byte(nil), s.bytes()...)
+}
+
+// bytes is the value itself, for a look at it.
+func (s Secret) bytes() []byte {
+	if s.open == nil {
+		return nil
 	}
-	return out
+	return s.open()
 }
 
 // IsZero reports whether there is no value.
-func (s Secret) IsZero() bool {
-	empty := true
-	if s.use != nil {
-		s.use(func(b []byte) { empty = len(b) == 0 })
-	}
-	return empty
-}
+func (s Secret) IsZero() bool { return len(s.bytes()) == 0 }
 
 // Zero overwrites the value in memory, for all copies of s. What Expose returned
 // before is not reached.
-func (s Secret) Zero() {
-	if s.use != nil {
-		s.use(func(b []byte) { clear(b) })
-	}
-}
+func (s Secret) Zero() { clear(s.bytes()) }
 
 // String returns "[redacted]".
 func (s Secret) String() string {

@@ -78,9 +78,11 @@ type fileSource struct {
 	path string
 	read func(path string) (raw []byte, before, after fs.FileInfo, err error)
 
-	mu   sync.Mutex
-	kept []byte // of the file that was; nil: none
-	was  fileState
+	mu      sync.Mutex
+	kept    []byte // of the file that was; nil: none
+	was     fileState
+	version string // of what is kept
+	since   time.Time
 }
 
 // FileSource reads the file at path, as ParseSecret does, when it changed since the
@@ -115,8 +117,8 @@ func (s *fileSource) FetchRaw(context.Context) (Material, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.kept != nil {
-		if info, err := os.Stat(s.path); err == nil && stateOf(info) == s.was {
-			return Material{Raw: bytes.Clone(s.kept), Version: "mtime:" + stamp(info.ModTime())}, nil
+		if state, err := stateAt(s.path); err == nil && state == s.was {
+			return Material{Raw: bytes.Clone(s.kept), Version: s.version, since: s.since}, nil
 		}
 	}
 	clear(s.kept)
@@ -129,11 +131,12 @@ func (s *fileSource) FetchRaw(context.Context) (Material, error) {
 		if err != nil {
 			return Material{}, err
 		}
+		version := "mtime:" + stamp(before.ModTime())
 		if before.ModTime().Equal(after.ModTime()) && before.Size() == after.Size() && int64(len(raw)) == before.Size() {
 			if state := stateOf(before); state == stateOf(after) && state.settled(now) {
-				s.kept, s.was = bytes.Clone(raw), state
+				s.kept, s.was, s.version, s.since = bytes.Clone(raw), state, version, before.ModTime().UTC()
 			}
-			return Material{Raw: raw, Version: "mtime:" + stamp(before.ModTime())}, nil
+			return Material{Raw: raw, Version: version}, nil
 		}
 		clear(raw)
 	}

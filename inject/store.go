@@ -195,13 +195,13 @@ func (s *Store) Resolve(ctx context.Context, id string) (Resolved, error) {
 	}
 	var secret Secret
 	var version, issue string
-	var expires time.Time
+	var expires, since time.Time
 	var err error
 	switch src := c.Source.(type) {
 	case RawSource:
 		var m Material
 		if m, err = src.FetchRaw(ctx); err == nil {
-			version, issue, expires = m.Version, m.Issue, m.Expires
+			version, issue, expires, since = m.Version, m.Issue, m.Expires, m.since
 			if c.Multiline {
 				secret, err = ParseMaterial(m.Raw)
 			} else {
@@ -219,21 +219,22 @@ func (s *Store) Resolve(ctx context.Context, id string) (Resolved, error) {
 	}
 	if err == nil {
 		// Whatever the source, nothing leaves here that could not be sent.
-		b := secret.Expose()
+		b := secret.bytes()
 		if !c.Multiline {
 			err = checkBytes(b)
 		}
 		if err == nil && (holdsSecret(c.Label, b) || holdsSecret(version, b) || holdsSecret(issue, b)) {
 			err = invalid(ReasonLabel, 0)
 		}
-		clear(b)
 	}
 	if err != nil {
 		secret.Zero()
 		return Resolved{}, named(err, c)
 	}
 	version = printableVersion(version)
-	since := sinceOf(version)
+	if since.IsZero() {
+		since = sinceOf(version)
+	}
 	if c.Label != "" {
 		version = c.Label
 	}
@@ -255,6 +256,9 @@ func sinceOf(version string) time.Time {
 
 // printableVersion keeps what a store calls its version fit for a record.
 func printableVersion(s string) string {
+	if printable(s, false) {
+		return s
+	}
 	b := []byte(s[:min(len(s), 128)])
 	for i, c := range b {
 		if c <= ' ' || c > '~' || c == ',' {
@@ -296,7 +300,7 @@ func holdsSecret(label string, secret []byte) bool {
 	if len(secret) < 8 {
 		return label == string(secret)
 	}
-	return bytes.Contains([]byte(label), secret)
+	return len(label) >= len(secret) && bytes.Contains([]byte(label), secret)
 }
 
 // named makes an *Error of a source's error and puts the credential into it. The

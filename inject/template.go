@@ -120,12 +120,16 @@ func (t *Template) Render(s Secret) (string, error) {
 	if t == nil || len(t.parts) == 0 {
 		return "", &Error{Code: outcome.CodeInjectionUnsupported, Reason: ReasonTemplate}
 	}
-	secret := s.Expose()
-	defer clear(secret)
+	secret := s.bytes()
 	if err := checkBytes(secret); err != nil {
 		return "", err
 	}
 	var b strings.Builder
+	n := 0
+	for _, p := range t.parts {
+		n += len(p.text) + len(secret)
+	}
+	b.Grow(n)
 	for _, p := range t.parts {
 		switch p.kind {
 		case partLiteral:
