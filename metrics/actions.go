@@ -11,26 +11,28 @@ import (
 
 // actionMetrics count what is on record of actions, attempts and answers.
 type actionMetrics struct {
-	actions     *prometheus.CounterVec
-	actionCache sync.Map // actionKey → prometheus.Counter
-	unrecorded  *prometheus.CounterVec
-	inFlight    prometheus.Gauge
-	duration    *prometheus.HistogramVec
-	stages      map[Stage]prometheus.Observer
-	attempts    *prometheus.CounterVec
-	setupFails  *prometheus.CounterVec
-	resolved    *prometheus.CounterVec
-	reopened    *prometheus.CounterVec
-	recovered   *prometheus.CounterVec
-	storeFail   prometheus.Counter
-	redirects   *prometheus.CounterVec
-	leaks       *prometheus.CounterVec
-	duplicates  *prometheus.CounterVec
-	deliveries  *prometheus.CounterVec
-	leavings    *prometheus.CounterVec
-	tunnels     prometheus.Counter
-	tunnelBytes *prometheus.CounterVec
-	unresolved  *unresolved
+	actions       *prometheus.CounterVec
+	actionCache   sync.Map // actionKey → prometheus.Counter
+	unrecorded    *prometheus.CounterVec
+	inFlight      prometheus.Gauge
+	duration      *prometheus.HistogramVec
+	stages        map[Stage]prometheus.Observer
+	attempts      *prometheus.CounterVec
+	fresh, reused series[prometheus.Counter]  // of attempts, by route
+	took          series[prometheus.Observer] // of duration
+	setupFails    *prometheus.CounterVec
+	resolved      *prometheus.CounterVec
+	reopened      *prometheus.CounterVec
+	recovered     *prometheus.CounterVec
+	storeFail     prometheus.Counter
+	redirects     *prometheus.CounterVec
+	leaks         *prometheus.CounterVec
+	duplicates    *prometheus.CounterVec
+	deliveries    *prometheus.CounterVec
+	leavings      *prometheus.CounterVec
+	tunnels       prometheus.Counter
+	tunnelBytes   *prometheus.CounterVec
+	unresolved    *unresolved
 }
 
 type actionKey struct {
@@ -120,7 +122,7 @@ func (m *Metrics) Action(route string, f outcome.Facts, took time.Duration) {
 	}
 	c.(prometheus.Counter).Inc() //nolint:forcetypeassert // nothing else is stored in it
 	if took >= 0 {
-		m.duration.WithLabelValues(key.route).Observe(took.Seconds())
+		m.took.of(key.route, m.duration.WithLabelValues).Observe(took.Seconds())
 	}
 }
 
@@ -153,11 +155,11 @@ func (m *Metrics) Attempt(route string, reused bool) {
 	if m == nil {
 		return
 	}
-	connection := "fresh"
+	s, connection := &m.fresh, "fresh"
 	if reused {
-		connection = "reused"
+		s, connection = &m.reused, "reused"
 	}
-	m.attempts.WithLabelValues(m.routes.label(route), connection).Inc()
+	s.of(m.routes.label(route), m.attempts.WithLabelValues, connection).Inc()
 }
 
 // SetupFailed counts a try of connection setup that ended before the boundary; stage is

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,6 +20,10 @@ type credentialMetrics struct {
 	expiresAt   *prometheus.GaugeVec
 	refreshes   *prometheus.CounterVec
 	vaultLocked prometheus.Gauge
+
+	fetched          series[prometheus.Counter]
+	fetchedAt, since series[prometheus.Gauge]
+	expiring         atomic.Bool // there is a series in expiresAt, or was
 }
 
 func (m *Metrics) newCredentials() {
@@ -38,19 +43,19 @@ func (m *Metrics) CredentialFetched(id string, code outcome.Code, took time.Dura
 		return
 	}
 	label := m.credentialNames.label(id)
-	m.fetches.WithLabelValues(label).Inc()
+	m.fetched.of(label, m.fetches.WithLabelValues).Inc()
 	m.fetchTime.Observe(took.Seconds())
 	if code != outcome.CodeNone {
 		m.fetchErrors.WithLabelValues(label, codeLabel(code)).Inc()
 		return
 	}
-	m.lastFetch.WithLabelValues(label).Set(float64(at.Unix()))
+	m.fetchedAt.of(label, m.lastFetch.WithLabelValues).Set(float64(at.Unix()))
 }
 
 // CredentialVersion says from when the version of a credential is that was used last.
 func (m *Metrics) CredentialVersion(id string, at time.Time) {
 	if m != nil && !at.IsZero() {
-		m.changedAt.WithLabelValues(m.credentialNames.label(id)).Set(float64(at.Unix()))
+		m.since.of(m.credentialNames.label(id), m.changedAt.WithLabelValues).Set(float64(at.Unix()))
 	}
 }
 
@@ -61,9 +66,12 @@ func (m *Metrics) CredentialExpires(id string, at time.Time) {
 	}
 	label := m.credentialNames.label(id)
 	if at.IsZero() {
-		m.expiresAt.DeleteLabelValues(label)
+		if m.expiring.Load() {
+			m.expiresAt.DeleteLabelValues(label)
+		}
 		return
 	}
+	m.expiring.Store(true)
 	m.expiresAt.WithLabelValues(label).Set(float64(at.Unix()))
 }
 

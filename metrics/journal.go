@@ -21,6 +21,7 @@ type journalMetrics struct {
 	dropped      prometheus.Counter
 	droppedBytes prometheus.Counter
 	state        *journalState
+	eventSeries  map[string]prometheus.Counter // fixed by JournalLabels
 	eventNames   names
 	reasonNames  names
 }
@@ -71,8 +72,9 @@ func (m *Metrics) JournalLabels(eventTypes, reasons []string) {
 	}
 	m.eventNames.add(eventTypes)
 	m.reasonNames.add(reasons)
+	m.eventSeries = make(map[string]prometheus.Counter, len(eventTypes))
 	for _, t := range eventTypes {
-		m.events.WithLabelValues(t)
+		m.eventSeries[t] = m.events.WithLabelValues(t)
 	}
 	for _, r := range reasons {
 		m.refused.WithLabelValues(r)
@@ -81,9 +83,14 @@ func (m *Metrics) JournalLabels(eventTypes, reasons []string) {
 
 // Event counts a durable event by the name of its type.
 func (m *Metrics) Event(kind string) {
-	if m != nil {
-		m.events.WithLabelValues(m.eventNames.label(kind)).Inc()
+	if m == nil {
+		return
 	}
+	c, ok := m.eventSeries[kind]
+	if !ok {
+		c = m.events.WithLabelValues(m.eventNames.label(kind))
+	}
+	c.Inc()
 }
 
 // AppendRefused counts an append that was refused before anything was written.

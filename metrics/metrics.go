@@ -127,6 +127,34 @@ func (n *names) label(name string) string {
 	return Other
 }
 
+// series keeps what is counted with each request by its label, which is of a closed list:
+// to look a series up by its labels costs more than to count.
+type series[T any] struct {
+	mu  sync.RWMutex
+	all map[string]T
+}
+
+// of returns what label has, made by with when it is asked for first.
+func (s *series[T]) of(label string, with func(lvs ...string) T, more ...string) T {
+	s.mu.RLock()
+	v, ok := s.all[label]
+	s.mu.RUnlock()
+	if ok {
+		return v
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v, ok = s.all[label]; ok {
+		return v
+	}
+	if s.all == nil {
+		s.all = make(map[string]T)
+	}
+	v = with(append([]string{label}, more...)...)
+	s.all[label] = v
+	return v
+}
+
 // SetRoutes makes the names of a configuration's routes known as labels. What alerts
 // watch begins with 0, or Prometheus would not see the first one as an increase.
 func (m *Metrics) SetRoutes(list []string) {
