@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"slices"
 	"strings"
@@ -145,5 +146,25 @@ func TestFollowedAttemptDecides(t *testing.T) {
 	b.tr.play = answerWith(307, "", "Location", "/v1/x")
 	if r = send(b); r.Status != 307 || b.tr.count() != maxFollowed+1 {
 		t.Errorf("%d after %d requests", r.Status, b.tr.count())
+	}
+}
+
+// TestFollowedDigest: an answer that is followed is on record with the digest of its whole
+// body, also of an end that might have become a secret.
+func TestFollowedDigest(t *testing.T) {
+	contract.Covers(t, "R1", "G1")
+	body := "moved " + testSecret[:9]
+	b := newBench(t)
+	b.tr.play = func(ctx context.Context, out *Outgoing, sink Sink) Ending {
+		if out.RawPath == "/v1/x" {
+			return answerWith(302, body, "Location", "/v1/y")(ctx, out, sink)
+		}
+		return answerWith(200, "here")(ctx, out, sink)
+	}
+	s := post("hop.example.test", "/v1/x", "")
+	s.Method, s.Body = "GET", nil
+	last := b.Do(t.Context(), s).Record
+	if sum := sha256.Sum256([]byte(body)); len(last.Attempts) != 2 || last.Attempts[0].Response.Digest != sumText(sum) {
+		t.Errorf("%+v", last.Attempts)
 	}
 }

@@ -462,6 +462,7 @@ type resultSink struct {
 	screen  *screen
 	hash    hash.Hash // of what is stored
 	text    string    // its digest, once it was asked for
+	wire    hash.Hash // of what came of an answer that may be followed before it is settled; nil: of no other
 	memory  int64
 	status  int
 	header  http.Header
@@ -503,6 +504,9 @@ func (s *resultSink) Informational(status int, h http.Header) {
 func (s *resultSink) Head(status int, h http.Header, length int64) error {
 	s.status, s.header, s.length = status, relayedHeader(h), length
 	s.screen.begin(s.header)
+	if status/100 == 3 {
+		s.wire = sha256.New()
+	}
 	if s.streams() {
 		s.begin()
 		return nil
@@ -514,6 +518,9 @@ func (s *resultSink) Head(status int, h http.Header, length int64) error {
 }
 
 func (s *resultSink) Body(p []byte) error {
+	if s.wire != nil {
+		s.wire.Write(p)
+	}
 	s.keepTail(p)
 	return s.take(s.screen.body(p))
 }
@@ -521,8 +528,11 @@ func (s *resultSink) Body(p []byte) error {
 // digest is that of what is stored of a complete answer: of the body as it came, but where
 // a secret was in it. Whoever knows the rest could try secrets out on it (C2, C5).
 func (s *resultSink) digest() string {
-	if s.screen.reason != "" {
+	switch {
+	case s.screen.reason != "":
 		return ""
+	case s.wire != nil && s.screen.masked == 0:
+		return digestText(s.wire)
 	}
 	if s.text == "" {
 		s.text = digestText(s.hash)
@@ -575,7 +585,7 @@ func (s *resultSink) restart() {
 	s.buf.Reset()
 	s.screen.end(false, false)
 	s.screen = s.a.p.screen(s.a.secrets, s.a.route.Leak)
-	s.status, s.header, s.length, s.stored, s.total, s.tail, s.text = 0, nil, -1, 0, 0, nil, ""
+	s.status, s.header, s.length, s.stored, s.total, s.tail, s.text, s.wire = 0, nil, -1, 0, 0, nil, "", nil
 }
 
 // store appends one chunk. The first one carries the markers so far, so that a
