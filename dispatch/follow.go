@@ -99,9 +99,7 @@ func (a *action) again(ctx context.Context, next *Outgoing, end *Ending, sink *r
 	if a.route.Repeatable(next.Method) {
 		rest = restRepeatable
 	}
-	tctx, cancel := context.WithTimeout(ctx, a.route.Limits.Connect)
-	conn, err := a.p.cfg.Transport.Connect(tctx, a.order(next.Target, rest))
-	cancel()
+	conn, err := connectWithin(ctx, a.route.Limits.Connect, a.p.cfg.Transport, a.order(next.Target, rest))
 	if err != nil {
 		s := setupError(err)
 		a.late = append(a.late, Event{Type: AttemptFailed, Attempt: a.tries + 1, At: a.now(), Ended: &Ended{Facts: setupFacts(s), Stage: s.Stage, Reason: s.Reason, Source: outcome.TransportObserved, Peer: s.Peer,

@@ -242,7 +242,7 @@ type action struct {
 	execMarker  *EnvVar // WAYBILL_ACTION_ID: of this action, so no part of the fingerprint
 	signers     []ssh.Signer
 	jumpSigners []ssh.Signer
-	over        chan struct{} // closed with ending, of streamed output
+	over        chan struct{} // closed with ending, of streamed output; nil: not a command
 	ending      *Reply
 }
 
@@ -281,7 +281,13 @@ func (a *action) stage(s metrics.Stage) {
 // dispatch its end stops the action (F10), afterwards it only ends the wait (F5).
 // The reply is never nil.
 func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
-	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), finish: make(chan struct{}), interims: make(chan interim, maxInterims), over: make(chan struct{}), leaving: make(chan struct{})}
+	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), finish: make(chan struct{}), leaving: make(chan struct{})}
+	if s.Informational != nil {
+		a.interims = make(chan interim, maxInterims)
+	}
+	if s.Exec != nil {
+		a.over = make(chan struct{})
+	}
 	a.mark, a.caller = a.start, ctx
 	a.accepted = Accepted{Caller: s.Caller.ID, RequestID: s.RequestID, Method: s.Method, Protocol: s.Protocol}
 	p.cfg.Metrics.InFlight(1)
@@ -738,9 +744,7 @@ func (a *action) connect(ctx context.Context) (Conn, *Reply) {
 	}
 	for {
 		a.tries++
-		tctx, cancel := context.WithTimeout(whole, l.Connect)
-		conn, err := transport.Connect(tctx, order)
-		cancel()
+		conn, err := connectWithin(whole, l.Connect, transport, order)
 		if err == nil {
 			a.stage(metrics.StageConnect)
 			return conn, nil
@@ -762,6 +766,18 @@ func (a *action) connect(ctx context.Context) (Conn, *Reply) {
 			return nil, a.refuse(&Refusal{Facts: f, Reason: a.setup.Reason, Stage: a.setup.Stage, Detail: a.setup.Detail})
 		}
 	}
+}
+
+// connectWithin bounds the making of a connection, where one has to be made.
+func connectWithin(ctx context.Context, limit time.Duration, t Transport, o *Order) (Conn, error) {
+	if p, ok := t.(Pooler); ok {
+		if c := p.Pooled(o); c != nil {
+			return c, nil
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return t.Connect(ctx, o)
 }
 
 // order is the connection that is wanted. The proxy's credential separates pools as the

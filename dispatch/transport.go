@@ -27,6 +27,13 @@ type Transport interface {
 	CloseIdle()
 }
 
+// Pooler is a Transport that can be asked for a connection that it has. There is nothing
+// to wait for, and no setup that could fail.
+type Pooler interface {
+	// Pooled returns nil where Connect would have to make one.
+	Pooled(o *Order) Conn
+}
+
 // Order says what connection is wanted.
 type Order struct {
 	Target   routes.Target

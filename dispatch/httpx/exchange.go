@@ -89,44 +89,26 @@ func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispat
 	c.tap.mark()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stopIdle := c.watchSilence(out.Idle, cancel)
-	defer stopIdle()
-
-	var headers, whole atomic.Bool
-	wrote := make(chan struct{})
-	var once sync.Once
-	interim := 0
-	trace := &httptrace.ClientTrace{
-		WroteHeaders: func() { headers.Store(true) },
-		WroteRequest: func(i httptrace.WroteRequestInfo) {
-			whole.Store(i.Err == nil)
-			once.Do(func() { close(wrote) })
-		},
-		Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
-			if interim++; interim > maxInterim {
-				return errInterim
-			}
-			sink.Informational(code, http.Header(h))
-			return nil
-		},
+	x := &exchange{c: c, sink: sink, wrote: make(chan struct{})}
+	if out.Idle > 0 {
+		x.watchSilence(out.Idle, cancel)
+		defer x.stopWatching()
 	}
-	body := &sentBody{}
+	x.trace = httptrace.ClientTrace{WroteHeaders: x.wroteHeaders, WroteRequest: x.wroteRequest, Got1xxResponse: x.got1xx}
+	body := &x.body
 	defer func() {
 		v := c.tap.view()
 		if v.wrote > 0 && v.writeErr == nil && body.read.Load() >= out.Length {
 			// The answer, or its end, may be here before net/http says that the
 			// request is out.
-			select {
-			case <-wrote:
-			case <-time.After(wroteWait):
-			}
+			x.awaitWrote()
 			v = c.tap.view()
 		}
-		end.Sent = dispatch.Sent{Headers: headers.Load() && v.wrote > 0, Complete: whole.Load() && v.writeErr == nil && body.read.Load() >= out.Length}
+		end.Sent = dispatch.Sent{Headers: x.headers.Load() && v.wrote > 0, Complete: x.whole.Load() && v.writeErr == nil && body.read.Load() >= out.Length}
 		c.reusable.Store(end.Complete && v.writeErr == nil)
 	}()
 
-	req, err := request(httptrace.WithClientTrace(ctx, trace), out, body)
+	req, err := request(httptrace.WithClientTrace(ctx, &x.trace), out, body)
 	if err != nil {
 		return dispatch.Ending{Code: outcome.CodeRemoteOutcomeUnknown, Err: err}
 	}
@@ -151,6 +133,55 @@ func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispat
 
 // wroteWait bounds the wait for a marker that is diagnosis (F3).
 const wroteWait = 50 * time.Millisecond
+
+// exchange is one Exchange as net/http tells of it.
+type exchange struct {
+	c     *conn
+	sink  dispatch.Sink
+	trace httptrace.ClientTrace
+	body  sentBody
+
+	headers, whole atomic.Bool
+	wrote          chan struct{}
+	once           sync.Once // closes wrote
+	interim        int
+
+	// Of the watch over silence, under mu.
+	mu      sync.Mutex
+	timer   *time.Timer
+	silence time.Duration
+	cancel  context.CancelCauseFunc
+	done    bool
+}
+
+func (x *exchange) wroteHeaders() { x.headers.Store(true) }
+
+func (x *exchange) wroteRequest(i httptrace.WroteRequestInfo) {
+	x.whole.Store(i.Err == nil)
+	x.once.Do(func() { close(x.wrote) })
+}
+
+func (x *exchange) got1xx(code int, h textproto.MIMEHeader) error {
+	if x.interim++; x.interim > maxInterim {
+		return errInterim
+	}
+	x.sink.Informational(code, http.Header(h))
+	return nil
+}
+
+func (x *exchange) awaitWrote() {
+	select {
+	case <-x.wrote:
+		return
+	default:
+	}
+	late := time.NewTimer(wroteWait)
+	defer late.Stop()
+	select {
+	case <-x.wrote:
+	case <-late.C:
+	}
+}
 
 // sentBody counts what is taken of a request body to be written: net/http counts a
 // request as written whose body an origin did not want (Expect), too.
@@ -198,36 +229,32 @@ func request(ctx context.Context, out *dispatch.Outgoing, sent *sentBody) (*http
 	return req, nil
 }
 
-// watchSilence cancels with errIdle when no byte passes for d; 0: never.
-func (c *conn) watchSilence(d time.Duration, cancel context.CancelCauseFunc) (stop func()) {
-	if d <= 0 {
-		return func() {}
+// watchSilence cancels with errIdle when no byte passes for d.
+func (x *exchange) watchSilence(d time.Duration, cancel context.CancelCauseFunc) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.silence, x.cancel = d, cancel
+	x.timer = time.AfterFunc(d, x.listen)
+}
+
+func (x *exchange) listen() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.done {
+		return
 	}
-	var (
-		mu    sync.Mutex
-		timer *time.Timer
-		done  bool
-	)
-	mu.Lock()
-	defer mu.Unlock()
-	timer = time.AfterFunc(d, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if done {
-			return
-		}
-		if rest := d - c.tap.silence(time.Now()); rest > 0 {
-			timer.Reset(rest)
-			return
-		}
-		cancel(errIdle)
-	})
-	return func() {
-		mu.Lock()
-		defer mu.Unlock()
-		done = true
-		timer.Stop()
+	if rest := x.silence - x.c.tap.silence(time.Now()); rest > 0 {
+		x.timer.Reset(rest)
+		return
 	}
+	x.cancel(errIdle)
+}
+
+func (x *exchange) stopWatching() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.done = true
+	x.timer.Stop()
 }
 
 // late reports whether the exchange was stopped by a time limit.
@@ -270,7 +297,7 @@ func (c *conn) noResponse(ctx context.Context, err error, first bool) dispatch.E
 var malformedStatus = regexp.MustCompile(`^HTTP/[0-9](\.[0-9])? [0-9]{1,6}`)
 
 // statusLine returns version and status of the current head, "" when it has none.
-func (c *conn) statusLine() string { return string(malformedStatus.Find(c.tap.view().head)) }
+func (c *conn) statusLine() string { return string(malformedStatus.Find(c.tap.sample())) }
 
 // readBody reads the answer to its end and says whether the end was proven (G1).
 func (c *conn) readBody(ctx context.Context, out *dispatch.Outgoing, resp *http.Response, sink dispatch.Sink) dispatch.Ending {

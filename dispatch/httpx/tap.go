@@ -258,7 +258,6 @@ type view struct {
 	wrote, read       int64
 	readErr, writeErr error
 	headDone          bool
-	head              []byte
 	coding, spaced    bool // see headWatch
 	refused, goaway   bool
 	lastStream        uint32
@@ -270,13 +269,20 @@ type view struct {
 func (t *tap) view() view {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	v := view{wrote: t.wrote, read: t.read, readErr: t.readErr, writeErr: t.writeErr, headDone: t.head.done, head: append([]byte(nil), t.head.sample...),
+	v := view{wrote: t.wrote, read: t.read, readErr: t.readErr, writeErr: t.writeErr, headDone: t.head.done,
 		coding: t.head.coding, spaced: t.head.spaced, refused: t.refused, goaway: t.goaway, lastStream: t.maxSeen, headers: t.headers}
 	if errors.Is(t.readErr, io.EOF) {
 		v.closeNotify = t.raw != nil && !t.raw.sawEOF.Load()
 		v.cleanFIN = t.raw == nil
 	}
 	return v
+}
+
+// sample is how the current head begins.
+func (t *tap) sample() []byte {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return bytes.Clone(t.head.sample)
 }
 
 func (t *tap) frameOut(kind byte, stream uint32, _ []byte) {

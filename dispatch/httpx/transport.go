@@ -179,13 +179,26 @@ func put(h hash.Hash, b []byte) {
 	h.Write(b)
 }
 
+func (t *Transport) keyOf(o *dispatch.Order) poolKey {
+	if control.Off("E6-pool-by-requirements") {
+		return poolKey{target: o.Target}
+	}
+	return poolKey{target: o.Target, requirements: t.requirements(o.Upstream), identity: o.Identity, http1: o.HTTP1}
+}
+
+// Pooled returns a pooled connection that rested no longer than o.MaxRest; nil: there is
+// none.
+func (t *Transport) Pooled(o *dispatch.Order) dispatch.Conn {
+	if c := t.take(t.keyOf(o), o.MaxRest); c != nil {
+		return c
+	}
+	return nil
+}
+
 // Connect returns a pooled connection that rested no longer than o.MaxRest, or a
 // fresh one. Errors are *dispatch.SetupError.
 func (t *Transport) Connect(ctx context.Context, o *dispatch.Order) (dispatch.Conn, error) {
-	key := poolKey{target: o.Target, requirements: t.requirements(o.Upstream), identity: o.Identity, http1: o.HTTP1}
-	if control.Off("E6-pool-by-requirements") {
-		key = poolKey{target: o.Target}
-	}
+	key := t.keyOf(o)
 	if c := t.take(key, o.MaxRest); c != nil {
 		return c, nil
 	}
