@@ -470,7 +470,8 @@ type resultSink struct {
 	length  int64 // declared, -1: none
 
 	buf    bytes.Buffer
-	stored int // chunks in the journal
+	lent   bool // the screen's scratch is the room behind buf
+	stored int  // chunks in the journal
 	total  int64
 	tail   []byte // the end of the body as it came, for end markers
 
@@ -522,6 +523,7 @@ func (s *resultSink) Body(p []byte) error {
 		s.wire.Write(p)
 	}
 	s.keepTail(p)
+	s.lend(len(p))
 	return s.take(s.screen.body(p))
 }
 
@@ -540,12 +542,29 @@ func (s *resultSink) digest() string {
 	return s.text
 }
 
+// lend lets the screen put what may be seen where it will be kept: behind what is in the
+// buffer, whose Write finds it there. n bytes come; 0: only what is held back.
+func (s *resultSink) lend(n int) {
+	if s.screen.stream == nil || s.exec != nil {
+		return
+	}
+	if s.st != nil {
+		if s.lent {
+			s.screen.scratch, s.lent = nil, false
+		}
+		return
+	}
+	s.buf.Grow(n + s.screen.stream.Held())
+	s.screen.scratch, s.lent = s.buf.AvailableBuffer(), true
+}
+
 // settle takes what the screen held back, and the trailer of a complete answer.
 func (s *resultSink) settle(end *Ending) error {
 	if end.Complete {
 		s.trailer = relayedTrailer(end.Trailer)
 		s.screen.header(s.trailer)
 	}
+	s.lend(0)
 	return s.take(s.screen.end(end.Complete, end.Framing == framingMarker))
 }
 
