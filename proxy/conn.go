@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -32,6 +33,9 @@ const (
 // reset, which can destroy the answer on its way (RFC 9112 §9.6).
 const lingerTime = 500 * time.Millisecond
 
+// maxRoom bounds what a connection keeps for what it will receive next.
+const maxRoom = 8 << 10
+
 // lingerBytes bounds what is read in that time.
 const lingerBytes = 4 << 20
 
@@ -55,17 +59,21 @@ type headConn struct {
 	mu      sync.Mutex
 	phase   connPhase
 	in      []byte // received, not handed out
+	room    []byte // the array in which in begins; nil: none yet
 	ready   int    // leading bytes of in that may be handed out
 	scanner headScanner
 	left    int64 // of a body of known length
 	chunks  chunkFollower
 	heads   []headInfo // accepted, waiting for their handler, in order
+	oneHead [1]headInfo
 	bad     *violation
 	nonce   string // target of the synthetic request, "" until there is one
 
 	userDeadline  time.Time // as set by net/http
 	frameDeadline time.Time // ours: of a head that began, or of a stalled body
 	writeDeadline time.Time
+	armed         bool // a deadline of reads was set: armedAt
+	armedAt       time.Time
 	closed        bool
 	used          bool // a head was accepted
 
@@ -142,7 +150,7 @@ func (c *headConn) Read(p []byte) (int, error) {
 				return n, err
 			}
 			if c.phase != phaseDead {
-				c.in = append(c.in, dst[:n]...)
+				c.received(dst[:n])
 			}
 			c.mu.Unlock()
 			continue
@@ -232,9 +240,23 @@ func (c *headConn) follow(p []byte) (int, error) {
 func (c *headConn) endBody() { c.phase, c.frameDeadline = phaseHead, time.Time{} }
 
 func (c *headConn) drop(n int) {
+	// What was said is not kept: heads hold credentials.
+	clear(c.in[:n])
 	c.in = c.in[n:]
 	if len(c.in) == 0 {
 		c.in = nil
+	}
+}
+
+// received appends to in, and begins it in the array that it had before.
+func (c *headConn) received(p []byte) {
+	if len(c.in) > 0 {
+		c.in = append(c.in, p...)
+		return
+	}
+	c.in = append(c.room[:0], p...)
+	if c.room = nil; cap(c.in) <= maxRoom {
+		c.room = c.in[:0]
 	}
 }
 
@@ -259,13 +281,17 @@ func (c *headConn) nextHead() {
 	if end == 0 {
 		return
 	}
-	h, v := checkHead(c.in[:end], c.tunnel != nil)
+	_, rest, _ := bytes.Cut(c.in[:end], crlf)
+	h, v := checkFields(c.scanner.first, rest, c.tunnel != nil)
 	if v != nil {
 		c.refuseHead(v)
 		return
 	}
 	c.scanner, c.frameDeadline = headScanner{}, time.Time{}
 	c.ready, c.used = end, true
+	if len(c.heads) == 0 {
+		c.heads = c.oneHead[:0]
+	}
 	c.heads = append(c.heads, h)
 	switch {
 	case h.method == "CONNECT":
@@ -336,6 +362,10 @@ func (c *headConn) arm() {
 		// net/http asking for its reader back, and is obeyed.
 		d = c.frameDeadline
 	}
+	if c.armed && d == c.armedAt {
+		return
+	}
+	c.armed, c.armedAt = true, d
 	_ = c.Conn.SetReadDeadline(d) // a connection without deadlines is closed already
 }
 
@@ -449,6 +479,7 @@ func (c *headConn) popHead() (headInfo, bool) {
 		return headInfo{}, false
 	}
 	h := c.heads[0]
+	c.heads[0] = headInfo{}
 	c.heads = c.heads[1:]
 	if len(c.heads) == 0 {
 		c.heads = nil
@@ -490,7 +521,7 @@ func (c *headConn) release() *tunnelConn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	held := c.in
-	c.in = nil
+	c.in, c.room = nil, nil
 	return &tunnelConn{Conn: c.Conn, held: held, onClose: func() { _ = c.Close() }}
 }
 

@@ -80,6 +80,7 @@ type headScanner struct {
 	scanned   int // bytes of the buffer already looked at
 	lineStart int
 	lines     int
+	first     headInfo // what the request line says, once it ended
 }
 
 // scan continues over buf, which begins with the head. It returns the length of the
@@ -107,7 +108,8 @@ func (s *headScanner) scan(buf []byte, limit int) (int, *violation) {
 			s.lines++
 			if s.lines == 1 {
 				// A bad request line is refused before the rest of the head is waited for.
-				if _, v := checkRequestLine(line); v != nil {
+				var v *violation
+				if s.first, v = checkRequestLine(line); v != nil {
 					return 0, v
 				}
 			}
@@ -231,6 +233,11 @@ func checkHead(head []byte, inTunnel bool) (headInfo, *violation) {
 	if v != nil {
 		return h, v
 	}
+	return checkFields(h, rest, inTunnel)
+}
+
+// checkFields is checkHead behind the request line.
+func checkFields(h headInfo, rest []byte, inTunnel bool) (headInfo, *violation) {
 	f, v := readFields(rest, &h)
 	if v == nil {
 		v = f.check(&h, inTunnel)
