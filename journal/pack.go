@@ -37,6 +37,15 @@ var packIndex = func() map[string]int {
 	return m
 }()
 
+// wordLengths has, for each first byte, a bit for each length of the words that begin
+// with it: most strings are no word, and are not looked up.
+var wordLengths = func() (m [256]uint64) {
+	for _, w := range packWords {
+		m[w[0]] |= 1 << len(w)
+	}
+	return m
+}()
+
 // pack appends the packed form of a JSON text as encoding/json writes it. ok is false
 // when the text is not such a one; then dst is as it was, but for what lies behind it.
 func pack(dst, text []byte) (out []byte, ok bool) {
@@ -76,40 +85,66 @@ func stringEnd(text []byte, i int) int {
 
 // packString appends one string, with its quotes.
 func packString(out, s []byte) []byte {
-	in := s[1 : len(s)-1]
-	if n, ok := packIndex[string(in)]; ok {
-		if n < packWord {
-			return append(out, byte(packWord+n))
-		}
-		return append(out, packSecond, byte(n-packWord))
-	}
-	switch {
-	case len(in) == len(digestPrefix)+64 && string(in[:len(digestPrefix)]) == digestPrefix:
-		var b [32]byte
-		if _, err := hex.Decode(b[:], in[len(digestPrefix):]); err == nil && lowerHex(in[len(digestPrefix):]) {
-			return append(append(out, packDigest), b[:]...)
-		}
-	case len(in) >= len("2006-01-02T15:04:05Z") && len(in) <= len(time.RFC3339Nano) && in[len(in)-1] == 'Z' && in[4] == '-' && in[10] == 'T':
-		t, err := time.Parse(time.RFC3339Nano, string(in))
-		if err != nil || t.Year() < 1700 || t.Year() > 2200 { // int64 holds those
-			break
-		}
-		var again [len(time.RFC3339Nano)]byte
-		if string(t.UTC().AppendFormat(again[:0], time.RFC3339Nano)) == string(in) {
-			return binary.BigEndian.AppendUint64(append(out, packInstant), uint64(t.UnixNano()))
-		}
+	if out, ok := packKnown(out, s[1:len(s)-1]); ok {
+		return out
 	}
 	return append(out, s...)
 }
 
-func lowerHex(b []byte) bool {
-	for _, c := range b {
-		if c >= 'A' && c <= 'F' {
-			return false
+// The years of the instants that are packed: their nanoseconds fit into 64 bits.
+const firstPackedYear, lastPackedYear = 1700, 2200
+
+// packKnown appends what is stored instead of a string, given without its quotes. ok is
+// false when the string itself is stored; then out is as it was, but for what lies behind it.
+func packKnown[T string | []byte](out []byte, in T) (_ []byte, ok bool) {
+	if len(in) > 0 && wordLengths[in[0]]>>len(in)&1 != 0 {
+		if n, ok := packIndex[string(in)]; ok {
+			if n < packWord {
+				return append(out, byte(packWord+n)), true
+			}
+			return append(out, packSecond, byte(n-packWord)), true
 		}
 	}
-	return true
+	switch {
+	case len(in) == len(digestPrefix)+64 && string(in[:len(digestPrefix)]) == digestPrefix:
+		var b [32]byte
+		bad := byte(0)
+		for i := range b {
+			hi, lo := lowerHex[in[len(digestPrefix)+2*i]], lowerHex[in[len(digestPrefix)+2*i+1]]
+			b[i] = hi<<4 | lo
+			bad |= hi | lo
+		}
+		if bad <= 0xf {
+			return append(append(out, packDigest), b[:]...), true
+		}
+	case len(in) >= len("2006-01-02T15:04:05Z") && len(in) <= len(time.RFC3339Nano) && in[len(in)-1] == 'Z' && in[4] == '-' && in[10] == 'T':
+		t, err := time.Parse(time.RFC3339Nano, string(in))
+		if err != nil || t.Year() < firstPackedYear || t.Year() > lastPackedYear {
+			break
+		}
+		var again [len(time.RFC3339Nano)]byte
+		if string(t.UTC().AppendFormat(again[:0], time.RFC3339Nano)) == string(in) {
+			return appendInstant(out, t), true
+		}
+	}
+	return out, false
 }
+
+// appendInstant appends what is stored of an instant of those years.
+func appendInstant(out []byte, t time.Time) []byte {
+	return binary.BigEndian.AppendUint64(append(out, packInstant), uint64(t.UnixNano()))
+}
+
+// lowerHex has the values of the lower-case hexadecimal digits, and 0xff.
+var lowerHex = func() (t [256]byte) {
+	for c := range t {
+		t[c] = 0xff
+	}
+	for v, c := range []byte("0123456789abcdef") {
+		t[c] = byte(v)
+	}
+	return t
+}()
 
 // unpack returns the JSON text. Its error quotes nothing.
 func unpack(b []byte) ([]byte, error) {
@@ -164,7 +199,7 @@ func unpack(b []byte) ([]byte, error) {
 }
 
 // packWords is part of the format: words are only ever appended, up to 384. None needs
-// escaping in JSON. The first 128 take one byte.
+// escaping in JSON, or has 64 bytes. The first 128 take one byte.
 var packWords = [...]string{
 	// Of every request.
 	"type", "at", "attempt", "ACTION_ACCEPTED", "accepted", "caller", "local", "method", "POST", "GET", "target", "protocol", "HTTP/1.1", "HTTP/2.0",

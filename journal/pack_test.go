@@ -89,6 +89,9 @@ func TestPackWords(t *testing.T) {
 		if b, err := json.Marshal(w); err != nil || string(b) != `"`+w+`"` {
 			t.Errorf("%q is another text in JSON: %s", w, b)
 		}
+		if out, ok := packKnown(nil, w); !ok || len(out) > 2 {
+			t.Errorf("%q is not found", w)
+		}
 	}
 }
 
