@@ -208,12 +208,11 @@ type manifest struct {
 }
 
 func encodeManifest(m *manifest) []byte {
-	j, err := json.Marshal(m)
-	if err != nil {
-		panic("journal: manifest: " + err.Error()) // numbers and an ASCII string: cannot fail
-	}
-	payload, version := packed(j)
-	return append([]byte{version}, payload...)
+	e := newEncoder()
+	defer e.done()
+	e.out = append(e.out, packedVersion)
+	e.manifest(m)
+	return slices.Clone(e.out)
 }
 
 func decodeManifest(b []byte) (*manifest, error) {
@@ -279,29 +278,40 @@ type entry struct {
 // bytes is what Badger counts for it in a transaction.
 func (e *entry) bytes() int64 { return int64(len(e.key)+len(e.value)) + 2 + 10 }
 
-// prepare returns a copy of the events that shares no memory with the caller, in
-// the form in which it will be read back – so that the state projected now and the
-// one rebuilt from the log are equal – and their JSON.
-func prepare(in []dispatch.Event) ([]dispatch.Event, []byte, error) {
+// copied returns a copy of the events that shares no memory with the caller, in the
+// form in which it will be read back – so that the state projected now and the one
+// rebuilt from the log are equal.
+func copied(in []dispatch.Event) ([]dispatch.Event, error) {
 	out := make([]dispatch.Event, len(in))
 	for i := range in {
 		out[i] = cloneEvent(&in[i])
 		if e := out[i].Ended; e != nil && out[i].Type != dispatch.CallerGone && out[i].Type != dispatch.RetryStopped {
 			if err := validFacts(e.Facts); err != nil {
-				return nil, nil, fmt.Errorf("%w: %s: %w", dispatch.ErrNotWritten, out[i].Type, err)
+				return nil, fmt.Errorf("%w: %s: %w", dispatch.ErrNotWritten, out[i].Type, err)
 			}
 		}
 	}
-	j, err := json.Marshal(out)
+	return out, nil
+}
+
+// prepare returns such a copy and its JSON, for those that need the text.
+func prepare(in []dispatch.Event) ([]dispatch.Event, []byte, error) {
+	out, err := copied(in)
 	if err != nil {
-		// The text could quote what was to be recorded.
-		return nil, nil, fmt.Errorf("%w: event cannot be encoded", dispatch.ErrNotWritten)
+		return nil, nil, err
 	}
-	return out, j, nil
+	text, err := marshalEvents(out)
+	if err != nil {
+		return nil, nil, err
+	}
+	return out, text, nil
 }
 
 // validFacts refuses facts that could not be read back (CONTRACT A8).
 func validFacts(f outcome.Facts) error {
+	if known(phaseTokens, f.Phase) && known(outcomeTokens, f.Outcome) && known(retryTokens, f.Retry) && (f.Code == outcome.CodeNone || known(codeTokens, f.Code)) {
+		return nil
+	}
 	for _, m := range []interface{ MarshalText() ([]byte, error) }{f.Phase, f.Outcome, f.Retry, f.Code} {
 		if _, err := m.MarshalText(); err != nil {
 			return err
@@ -352,9 +362,19 @@ func cloneFields(in map[string][]string) map[string][]string {
 	if len(in) == 0 {
 		return nil
 	}
+	n := 0
+	for _, v := range in {
+		n += len(v)
+	}
+	all := make([]string, 0, n) // one piece of memory, of which no part can grow into the next
 	out := make(map[string][]string, len(in))
 	for k, v := range in {
-		out[text(k)] = slices.Clone(v) // values keep their bytes: Result's JSON carries them
+		if v != nil {
+			from := len(all)
+			all = append(all, v...) // values keep their bytes: Result's JSON carries them
+			v = all[from:len(all):len(all)]
+		}
+		out[text(k)] = v
 	}
 	return out
 }

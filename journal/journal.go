@@ -240,11 +240,12 @@ func (j *Journal) build(ctx context.Context, b dispatch.Batch) (*request, error)
 	r := &request{done: make(chan struct{}), entered: time.Now(), action: b.Action, relaxed: b.Relaxed}
 	if len(b.Events) > 0 {
 		var err error
-		var text []byte
-		if r.events, text, err = prepare(b.Events); err != nil {
+		if r.events, err = copied(b.Events); err != nil {
 			return nil, err
 		}
-		r.set(text)
+		if r.payload, r.version, r.text, err = encodeEvents(r.events); err != nil {
+			return nil, err
+		}
 		// As if nothing were packed: what is read must fit, too.
 		if r.text > maxStoredValue-frameHead-sealOverhead-hashBytes {
 			return nil, fmt.Errorf("%w: events of %d bytes", ErrTooLarge, r.text)

@@ -855,6 +855,9 @@ func shared(a, b reflect.Value, path string) string {
 		}
 		if a.Kind() == reflect.Map {
 			for _, k := range a.MapKeys() {
+				if !b.MapIndex(k).IsValid() {
+					continue // a name that is not UTF-8 has another one in the copy
+				}
 				if s := shared(a.MapIndex(k), b.MapIndex(k), path+"["+k.String()+"]"); s != "" {
 					return s
 				}
