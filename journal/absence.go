@@ -52,7 +52,7 @@ func (a *absence) certain(mac *digest) bool {
 // loadAbsence reads the keys of both indexes, beside what is served already: until it
 // is through, the store is asked. What is written meanwhile the committer adds.
 func (j *Journal) loadAbsence() {
-	err := j.view(func(txn *badger.Txn) error {
+	err := j.view(func(txn *snapshot) error {
 		for _, family := range []byte{famGuard, famRedirect} {
 			it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{family}})
 			for it.Rewind(); it.Valid(); it.Next() {

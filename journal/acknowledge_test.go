@@ -94,7 +94,7 @@ func TestAcknowledge(t *testing.T) {
 				}
 			}
 			found := 0
-			if err := j.view(func(txn *badger.Txn) error {
+			if err := j.view(func(txn *snapshot) error {
 				it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famEvent}})
 				defer it.Close()
 				for it.Rewind(); it.Valid(); it.Next() {

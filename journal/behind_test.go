@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dgraph-io/badger/v4"
-
 	"waybill/dispatch"
 	"waybill/internal/contract"
 	"waybill/journal/internal/hooks"
@@ -224,7 +222,7 @@ func TestOlderBriefProjection(t *testing.T) {
 	j := openTest(t, tempDir(t), nil)
 	id := newID()
 	stored := func() (v []byte) {
-		if err := j.view(func(txn *badger.Txn) (err error) {
+		if err := j.view(func(txn *snapshot) (err error) {
 			v, _, err = get(txn, keyAction(famRecord, id))
 			return err
 		}); err != nil {

@@ -24,7 +24,7 @@ func TestBriefProjection(t *testing.T) {
 	j := openTest(t, dir, nil)
 	stored := func(id dispatch.ActionID) (size int, brief bool) {
 		t.Helper()
-		if err := j.view(func(txn *badger.Txn) error {
+		if err := j.view(func(txn *snapshot) error {
 			key := keyAction(famRecord, id)
 			v, _, err := get(txn, key)
 			if err != nil {
@@ -110,7 +110,7 @@ func TestBriefProjection(t *testing.T) {
 	closeTest(t, j)
 
 	tamper(t, damaged, func(txn *badger.Txn) error {
-		v, _, err := get(txn, keyEvent(open.FirstSeq))
+		v, _, err := get(&snapshot{Txn: txn}, keyEvent(open.FirstSeq))
 		if err != nil {
 			return err
 		}

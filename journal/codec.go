@@ -273,6 +273,9 @@ func chunkBytes(n int64) int64 { return n - sealOverhead - 1 }
 type entry struct {
 	key, value []byte
 	remove     bool
+	// fresh: nothing was under the key. If it is removed before the store was given it, the
+	// store need not hear of either.
+	fresh bool
 }
 
 // bytes is what Badger counts for it in a transaction.

@@ -6,11 +6,10 @@ import (
 	"log/slog"
 	"reflect"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/dgraph-io/badger/v4"
 
 	"waybill/dispatch"
 	"waybill/internal/killpoint"
@@ -53,63 +52,24 @@ type committer struct {
 	open    map[dispatch.ActionID]*projection
 	witness *witness
 
-	work    chan *job // to the goroutine that writes
-	done    chan result
-	storing chan *storing // to the goroutine that follows with the store; it takes one at a time
-	// behind is the group that the store was given last; nil: none yet.
-	behind  atomic.Pointer[storing]
+	behind *behind // what the store does not have yet
+	// writers are the goroutines that may be in a system call: the committer, the one that
+	// follows with the store, and settle's.
 	writers sync.WaitGroup
-}
-
-// storing is a group that is durable in the witness, on its way into the store.
-type storing struct {
-	entries []entry
-	number  uint64
-	measure Group
-	started time.Time
-
-	once sync.Once
-	done chan struct{}
-	err  error // read after done
-}
-
-// end says that the store has the group, or why it never will.
-func (s *storing) end(err error) {
-	s.once.Do(func() {
-		s.err = err
-		close(s.done)
-	})
-}
-
-// caughtUp waits until the store has every group whose callers were told of it. What it
-// holds before that must not be read: an action that was handed over could look as if it
-// had not been. Its error is final: the store will not have the group before the next
-// start makes it again (CONTRACT M7).
-func (j *Journal) caughtUp() error {
-	if s := j.c.behind.Load(); s != nil {
-		<-s.done
-		if s.err != nil {
-			return fmt.Errorf("%w: %w", errStoreFailed, s.err)
-		}
-	}
-	if j.store.fatal.Load() {
-		return fmt.Errorf("%w: it reports lost data", errStoreFailed)
-	}
-	return nil
 }
 
 // job is a group on its way to the disk.
 type job struct {
-	group   loggedGroup
-	entries []entry
-	base    head // before it
+	// taken: it is settled who answers the group's requests, the committer or, at the
+	// deadline, overdue.
+	taken    atomic.Bool
+	included []*request
+	carry    []*request
+	group    loggedGroup
+	entries  []entry
+	base     head // before it
 	// checkpoint is where a start would walk from.
 	checkpoint uint64
-}
-
-type result struct {
-	err  error
-	took time.Duration
 }
 
 // stage is a group in the making.
@@ -127,13 +87,23 @@ type stage struct {
 	checkpoint bool
 }
 
-// run is the committer: the only goroutine that assigns sequence numbers.
+// run is the committer's goroutine. One that comes back from the disk after the deadline
+// finds that somebody else has ended in its place.
 func (j *Journal) run() {
-	defer close(j.finished)
-	defer close(j.c.storing)
-	defer close(j.c.work)
-	j.c.writers.Go(j.writer)
-	j.c.writers.Go(j.storer)
+	if j.commits() {
+		j.end()
+	}
+}
+
+// end is the last that a committer does.
+func (j *Journal) end() {
+	j.c.behind.close()
+	close(j.finished)
+}
+
+// commits is the committer: nobody else assigns sequence numbers. It returns when the
+// journal is closed; false: overdue goes on from where it hung.
+func (j *Journal) commits() bool {
 	var carry []*request
 	for {
 		group := carry
@@ -146,12 +116,11 @@ func (j *Journal) run() {
 				case r := <-j.queue:
 					group = append(group, r)
 				default:
-					j.finalCheckpoint()
-					return
+					return j.finalCheckpoint()
 				}
 			case <-j.poisoned:
 				j.drain()
-				return
+				return true
 			}
 		}
 		bytes := int64(0)
@@ -170,13 +139,16 @@ func (j *Journal) run() {
 				break fill
 			}
 		}
-		carry = j.commit(group)
+		ours := false
+		if carry, ours = j.commit(group); !ours {
+			return false
+		}
 		if j.Cause() != nil {
 			for _, r := range carry {
-				j.answer(r, dispatch.ErrIndeterminate)
+				j.answerQueued(r, dispatch.ErrIndeterminate)
 			}
 			j.drain()
-			return
+			return true
 		}
 	}
 }
@@ -221,17 +193,22 @@ func (j *Journal) answer(r *request, err error) {
 }
 
 // commit writes one group and answers its requests; it returns those that did not
-// fit. A crash before it returns costs: nothing for who has been answered; for the
+// fit. ours is false when the deadline passed meanwhile and overdue has answered them. A
+// crash before it returns costs: nothing for who has been answered; for the
 // others the group is there, or not, or torn, and then its blocks say which actions
 // may be (FORMAT.md, torn cases).
-func (j *Journal) commit(group []*request) (carry []*request) {
+func (j *Journal) commit(group []*request) (carry []*request, ours bool) {
 	started := time.Now()
 	c := &j.c
 	st := &stage{head: head{seq: c.head.seq, hash: c.head.hash, group: c.head.group + 1}}
 	included := make([]*request, 0, len(group))
 	g := Group{}
 	j.space.renew(j)
-	err := j.view(func(txn *badger.Txn) error {
+	if slices.ContainsFunc(group, func(r *request) bool { return r.plan != nil }) {
+		// A plan walks over the store: it has to be there. That it fails, committing says.
+		_ = j.caughtUp()
+	}
+	err := j.committing(func(txn *snapshot) error {
 		for i, r := range group {
 			if r.state.Load() != stateTaken && !r.take() {
 				j.answer(r, nil) // the caller has left: nothing of it is written
@@ -264,29 +241,32 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 			r.take()
 			j.answer(r, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err))
 		}
-		return nil
+		return nil, true
 	}
 	if len(included) == 0 {
-		return carry
+		return carry, true
 	}
 	if err := j.finish(st); err != nil {
 		// Nothing was handed to the disk: a definite refusal.
 		for _, r := range included {
 			j.answer(r, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err))
 		}
-		return carry
+		return carry, true
 	}
 	if j.hooks.BeforeCommit != nil {
 		j.hooks.BeforeCommit(st.head.group)
 	}
 	killpoint.At(PointBeforeStore)
-	took, err := j.write(st)
+	took, ours, err := j.write(st, included, carry)
+	if !ours {
+		return nil, false
+	}
 	if err != nil {
 		j.stop(err)
 		for _, r := range included {
 			j.answer(r, fmt.Errorf("%w: %w", dispatch.ErrIndeterminate, err))
 		}
-		return carry
+		return carry, true
 	}
 	killpoint.At(PointAfterDurable)
 	c.head = st.head
@@ -301,7 +281,8 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 	c.counted += uint64(g.Syncs)
 	g.Total = time.Since(started)
 	j.stats.committed(&g, c.head, len(c.open), len(included))
-	j.follow(st, g)
+	j.follow(st)
+	j.opt.Metrics.GroupCommitted(g)
 	for _, r := range included {
 		if len(r.events) > 0 && !r.boot {
 			j.opt.Metrics.Applied(r.before, &r.rec, r.events)
@@ -312,12 +293,12 @@ func (j *Journal) commit(group []*request) (carry []*request) {
 	// Who was just released gets a chance to come back with the next step before the
 	// next group is closed.
 	runtime.Gosched()
-	return carry
+	return carry, true
 }
 
 // stage adds one request to the group, or none of it. fits is false when the group
 // has to be closed before it.
-func (j *Journal) stage(txn *badger.Txn, st *stage, r *request) (fits bool, err error) {
+func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err error) {
 	if r.maint != nil || r.plan != nil {
 		if !r.recovering {
 			if err := j.space.write(j); err != nil {
@@ -454,7 +435,7 @@ func (j *Journal) merge(st *stage, r *request, entries []entry, p *projection, r
 }
 
 // current returns the action's projection as of this point of the group, or nil.
-func (j *Journal) current(txn *badger.Txn, st *stage, id dispatch.ActionID) (*projection, error) {
+func (j *Journal) current(txn *snapshot, st *stage, id dispatch.ActionID) (*projection, error) {
 	if p := st.changed[id]; p != nil {
 		return p, nil
 	}
@@ -481,7 +462,7 @@ func equalProjection(a, b *projection) bool {
 
 // admissible checks what Apply does not know: the request id, the space, and that a
 // result's chunks are where its manifest will say.
-func (j *Journal) admissible(txn *badger.Txn, st *stage, r *request, old *projection, rec *dispatch.Record) error {
+func (j *Journal) admissible(txn *snapshot, st *stage, r *request, old *projection, rec *dispatch.Record) error {
 	if r.request != nil {
 		holder, held := st.taken[string(r.request)]
 		if !held {
@@ -574,7 +555,7 @@ func attemptOf(r *dispatch.Record, n int) *dispatch.Attempt {
 
 // complete checks that the chunks a result counts are stored, or in this batch:
 // every number once, the bytes adding up. Their content is verified when read.
-func (j *Journal) complete(txn *badger.Txn, st *stage, r *request, ev *dispatch.Event) error {
+func (j *Journal) complete(txn *snapshot, st *stage, r *request, ev *dispatch.Event) error {
 	res := ev.Result
 	if res.Chunks < 0 || res.Bytes < 0 {
 		return fmt.Errorf("%w: result with negative counts", dispatch.ErrNotWritten)
@@ -641,14 +622,14 @@ func (j *Journal) indexes(entries []entry, r *request, old, next *projection) []
 	wasOpen := old != nil && !old.rec.Ended
 	switch {
 	case !rec.Ended && !wasOpen:
-		entries = append(entries, entry{key: keyAction(famOpen, r.action)})
+		entries = append(entries, entry{key: keyAction(famOpen, r.action), fresh: true})
 	case rec.Ended && wasOpen:
 		entries = append(entries, entry{key: keyAction(famOpen, r.action), remove: true})
 	}
 	wasDoubtful, doubtful := old != nil && old.rec.Doubtful(), rec.Doubtful()
 	switch {
 	case doubtful && !wasDoubtful:
-		entries = append(entries, entry{key: keyAction(famDoubt, r.action)})
+		entries = append(entries, entry{key: keyAction(famDoubt, r.action), fresh: true})
 	case !doubtful && wasDoubtful:
 		entries = append(entries, entry{key: keyAction(famDoubt, r.action), remove: true})
 	}
@@ -699,13 +680,16 @@ func (j *Journal) finish(st *stage) error {
 	return nil
 }
 
-// put writes a group's entries into the store, as one transaction.
+// put writes entries into the store, as one transaction; those without a key came to nothing.
 func (j *Journal) put(entries []entry) error {
 	txn := j.db.NewTransaction(true)
 	defer txn.Discard()
 	for i := range entries {
 		e := &entries[i]
 		var err error
+		if e.key == nil {
+			continue
+		}
 		if e.remove {
 			err = txn.Delete(e.key)
 		} else {
@@ -721,69 +705,35 @@ func (j *Journal) put(entries []entry) error {
 	return nil
 }
 
-// write makes the group durable in the witness, within the deadline. Any error is
-// indeterminate.
-func (j *Journal) write(st *stage) (took time.Duration, err error) {
+// write makes the group durable in the witness. Any error is indeterminate. ours is false
+// when it took longer than the deadline: then the requests have their answers.
+func (j *Journal) write(st *stage, included, carry []*request) (took time.Duration, ours bool, err error) {
 	c := &j.c
-	w := &job{group: loggedGroup{number: st.head.group, settled: c.settled.Load(), head: st.head, records: st.witness}, entries: st.entries, base: c.head, checkpoint: c.checkpoint}
-	timer := time.NewTimer(j.opt.CommitDeadline)
-	defer timer.Stop()
-	c.work <- w
-	select {
-	case r := <-c.done:
-		return r.took, r.err
-	case <-timer.C:
-		return 0, errors.New("journal: the commit deadline passed")
-	}
+	w := &job{group: loggedGroup{number: st.head.group, settled: c.settled.Load(), head: st.head, records: st.witness}, entries: st.entries,
+		base: c.head, checkpoint: c.checkpoint, included: included, carry: carry}
+	start := time.Now()
+	deadline := time.AfterFunc(j.opt.CommitDeadline, func() { j.overdue(w) })
+	err = j.record(w)
+	deadline.Stop()
+	return time.Since(start), w.taken.CompareAndSwap(false, true), err
 }
 
-// writer is the goroutine that writes: one that hangs in a system call holds up nobody
-// but the committer, and that one only until the deadline.
-func (j *Journal) writer() {
-	for w := range j.c.work {
-		start := time.Now()
-		err := j.record(w)
-		j.c.done <- result{err, time.Since(start)}
+// overdue takes the place of a committer that hangs in a system call: nobody waits longer
+// than the deadline for it. What it may still write only the next start can tell (M5).
+func (j *Journal) overdue(w *job) {
+	if !w.taken.CompareAndSwap(false, true) {
+		return
 	}
-}
-
-// follow hands a durable group to the store. Its callers need not wait for that: the
-// store is not synced, so that it adds nothing to what survives, and nobody reads it
-// before it has caught up. The next group is begun after it.
-func (j *Journal) follow(st *stage, g Group) {
-	s := &storing{entries: st.entries, number: st.head.group, measure: g, started: time.Now(), done: make(chan struct{})}
-	j.c.behind.Store(s)
-	j.c.storing <- s
-}
-
-// storer is the goroutine that follows. A store that fails, or hangs, stops the journal:
-// its groups are durable, and the next start makes them again.
-func (j *Journal) storer() {
-	for s := range j.c.storing {
-		deadline := time.AfterFunc(j.opt.CommitDeadline, func() {
-			err := errors.New("journal: the commit deadline passed")
-			j.stop(err)
-			s.end(err)
-		})
-		killpoint.At(PointBetween)
-		var err error
-		if j.hooks.StoreError != nil {
-			err = j.hooks.StoreError(s.number)
-		}
-		if err == nil {
-			err = j.put(s.entries)
-		}
-		if err == nil && j.store.fatal.Load() {
-			err = errors.New("journal: the store reports lost data")
-		}
-		deadline.Stop()
-		if err != nil {
-			j.stop(err)
-		}
-		s.measure.Store = time.Since(s.started)
-		j.opt.Metrics.GroupCommitted(s.measure)
-		s.end(err)
+	err := errors.New("journal: the commit deadline passed")
+	j.stop(err)
+	for _, r := range w.included {
+		j.answer(r, fmt.Errorf("%w: %w", dispatch.ErrIndeterminate, err))
 	}
+	for _, r := range w.carry {
+		j.answerQueued(r, dispatch.ErrIndeterminate)
+	}
+	j.drain()
+	j.end()
 }
 
 // record makes a group durable in the witness.
@@ -814,21 +764,24 @@ func (j *Journal) record(job *job) (err error) {
 }
 
 // finalCheckpoint is the last write of an orderly end: the next start has nothing to
-// walk.
-func (j *Journal) finalCheckpoint() {
+// walk. It is false when overdue has taken over.
+func (j *Journal) finalCheckpoint() bool {
 	c := &j.c
 	if j.Cause() != nil || c.checkpoint == c.head.seq || j.opt.ReadOnly || j.recovery.Quarantined {
-		return
+		return true
 	}
 	// Behind it the next start finds one group to make again.
 	if err := j.settle(c.head.group); err != nil {
 		j.stop(err)
-		return
+		return true
 	}
 	hv := encodeHead(head{seq: c.head.seq, hash: c.head.hash, group: c.head.group + 1})
 	r := &request{done: make(chan struct{}), entered: time.Now(), maint: []entry{{key: keyCheckpoint, value: j.seal.seal(keyCheckpoint, nil, hv)}}}
-	j.commit([]*request{r})
+	if _, ours := j.commit([]*request{r}); !ours {
+		return false
+	}
 	if r.err == nil {
 		c.checkpoint = c.head.seq
 	}
+	return true
 }

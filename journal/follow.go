@@ -26,7 +26,7 @@ type Frame struct {
 // The caller holds nothing up: a request never waits for it (CONTRACT N5).
 func (j *Journal) Frames(ctx context.Context, after uint64, limit int) (out []Frame, err error) {
 	head := j.stats.seq.Load()
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famEvent}, PrefetchValues: true, PrefetchSize: min(limit, 64)})
 		defer it.Close()
 		if after == math.MaxUint64 {
@@ -78,7 +78,7 @@ func (j *Journal) readFrame(first uint64, key, value []byte) (Frame, error) {
 
 // Range returns the base of the chain and the last acknowledged event.
 func (j *Journal) Range() (base, head uint64, err error) {
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		m, err := j.base(txn)
 		base = m.seq
 		return err
@@ -89,7 +89,7 @@ func (j *Journal) Range() (base, head uint64, err error) {
 // HashAt returns the chain's hash after the event seq, if a frame ends there. Before
 // the base that says little: only some frames are kept.
 func (j *Journal) HashAt(seq uint64) (hash [hashBytes]byte, found bool, err error) {
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		m, err := j.base(txn)
 		if err != nil {
 			return err

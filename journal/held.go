@@ -3,8 +3,6 @@ package journal
 import (
 	"fmt"
 
-	"github.com/dgraph-io/badger/v4"
-
 	"waybill/dispatch"
 )
 
@@ -16,7 +14,7 @@ import (
 
 // admissibleHeld checks the chunks of a held request, and that all of them are there
 // when APPROVAL_REQUESTED counts them.
-func (j *Journal) admissibleHeld(txn *badger.Txn, st *stage, r *request, old *projection, rec *dispatch.Record) error {
+func (j *Journal) admissibleHeld(txn *snapshot, st *stage, r *request, old *projection, rec *dispatch.Record) error {
 	here := make(map[int]part)
 	for _, p := range r.parts {
 		if p.attempt != dispatch.HeldRequest {

@@ -13,7 +13,6 @@ import (
 	"github.com/dgraph-io/badger/v4"
 
 	"waybill/dispatch"
-	"waybill/internal/control"
 	"waybill/journal/internal/hooks"
 )
 
@@ -96,12 +95,12 @@ type request struct {
 	request []byte  // the key that holds the caller's request id; nil: none
 	caller  digest  // of ACTION_ACCEPTED
 	relaxed bool
-	held    int64                                      // of the budget
-	boot    bool                                       // a frame without an action: BOOT, a session
-	also    func(first uint64) []entry                 // what is written beside it
-	maint   []entry                                    // maintenance of this package: entries without events
-	plan    func(*badger.Txn, *stage) ([]entry, error) // the same, decided when its turn comes
-	call    func() error                               // run between two groups; nothing is written
+	held    int64                                    // of the budget
+	boot    bool                                     // a frame without an action: BOOT, a session
+	also    func(first uint64) []entry               // what is written beside it
+	maint   []entry                                  // maintenance of this package: entries without events
+	plan    func(*snapshot, *stage) ([]entry, error) // the same, decided when its turn comes
+	call    func() error                             // run between two groups; nothing is written
 	// recovering lets a request through that a start makes.
 	recovering bool
 
@@ -564,7 +563,7 @@ func (s *relaxedStates) apply(j *Journal, r *request) (rec dispatch.Record, earl
 
 // relaxedBase reads what the store knows of the action, and of its request id.
 func (j *Journal) relaxedBase(r *request) (rec dispatch.Record, earlier dispatch.ActionID, err error) {
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		p, err := j.readProjection(txn, r.action)
 		if err != nil {
 			return err
@@ -599,22 +598,9 @@ func (s *relaxedStates) done(id dispatch.ActionID) {
 	}
 }
 
-// view runs f in a read transaction, which holds everything that anybody was told of.
-func (j *Journal) view(f func(*badger.Txn) error) error {
-	if !control.Off("M7-reads-wait-for-the-store") {
-		if err := j.caughtUp(); err != nil {
-			return err
-		}
-	}
-	if j.db.IsClosed() {
-		return ErrClosed
-	}
-	return j.db.View(f)
-}
-
 // readProjection returns the stored projection, or nil when there is none. A value
 // that does not open is a *CorruptError, never an absence (M7).
-func (j *Journal) readProjection(txn *badger.Txn, id dispatch.ActionID) (*projection, error) {
+func (j *Journal) readProjection(txn *snapshot, id dispatch.ActionID) (*projection, error) {
 	key := keyAction(famRecord, id)
 	v, found, err := get(txn, key)
 	if err != nil || !found {
@@ -639,7 +625,7 @@ func (j *Journal) readProjection(txn *badger.Txn, id dispatch.ActionID) (*projec
 
 // fromFrames makes the record of a brief projection from its frames, which the same
 // view holds.
-func (j *Journal) fromFrames(txn *badger.Txn, id dispatch.ActionID, frames []uint64) (rec dispatch.Record, err error) {
+func (j *Journal) fromFrames(txn *snapshot, id dispatch.ActionID, frames []uint64) (rec dispatch.Record, err error) {
 	rec.ID = id
 	for _, first := range frames {
 		f, _, err := j.frameOf(txn, id, first)

@@ -28,7 +28,7 @@ func (j *Journal) keyOf(rec *dispatch.Record) []byte {
 // takeKey decides who has an idempotency key, in the transaction that would send it for
 // the first time (CONTRACT I2, I9): of two actions that want it one is written, and the
 // other learns its name. An action that gave the key up is named by the one that takes it.
-func (j *Journal) takeKey(txn *badger.Txn, st *stage, r *request, old *projection, rec *dispatch.Record) error {
+func (j *Journal) takeKey(txn *snapshot, st *stage, r *request, old *projection, rec *dispatch.Record) error {
 	if !rec.HoldsKey() || old != nil && old.rec.HoldsKey() {
 		return nil
 	}
@@ -94,7 +94,7 @@ func (j *Journal) sealKept(id dispatch.ActionID, plain []byte) (out []entry) {
 
 // KeptRequest implements dispatch.Journal.
 func (j *Journal) KeptRequest(_ context.Context, id dispatch.ActionID) (out []byte, err error) {
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		for i := 0; ; i++ {
 			key := keyKept(id, i)
 			v, found, err := get(txn, key)
@@ -125,7 +125,7 @@ func (j *Journal) KeptRequest(_ context.Context, id dispatch.ActionID) (out []by
 
 // KeptActions implements dispatch.Journal.
 func (j *Journal) KeptActions(context.Context) (ids []dispatch.ActionID, err error) {
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famKept}})
 		defer it.Close()
 		for it.Rewind(); it.Valid(); it.Next() {
@@ -143,7 +143,7 @@ func (j *Journal) KeptActions(context.Context) (ids []dispatch.ActionID, err err
 func (j *Journal) Keyed(_ context.Context, caller, scope, key string) (rec dispatch.Record, err error) {
 	want := dispatch.Record{Caller: caller, Bound: &dispatch.Bound{Key: &dispatch.Key{Scope: scope, Key: key}}}
 	at := j.keyOf(&want)
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		v, found, err := get(txn, at)
 		if err != nil {
 			return err
@@ -170,7 +170,7 @@ func (j *Journal) Keyed(_ context.Context, caller, scope, key string) (rec dispa
 
 // verifyKey checks that an action's key is in the index: its absence would be taken for an
 // answer. Another action may have taken it over.
-func (v *verifier) verifyKey(txn *badger.Txn, rec *dispatch.Record) error {
+func (v *verifier) verifyKey(txn *snapshot, rec *dispatch.Record) error {
 	if rec.HoldsKey() {
 		value, found, err := get(txn, v.j.keyOf(rec))
 		if err != nil {

@@ -100,7 +100,7 @@ type Metrics interface {
 	// Found is called by Open for every action of the store about which something may still
 	// be found out (Record.Doubtful) or a person is asked, before anything is appended.
 	Found(r *dispatch.Record)
-	// GroupCommitted is called after every group that became durable, when the store has it.
+	// GroupCommitted is called after every group that became durable.
 	GroupCommitted(g Group)
 	// AppendRefused counts answers that wrap dispatch.ErrNotWritten; reason is one of
 	// RefusalReasons.
@@ -118,9 +118,8 @@ type Group struct {
 	Bytes    int64         // written to the store
 	Syncs    int           // sync system calls since the group before, this one's included: one, and a few where a segment began
 	Wait     time.Duration // from the oldest request's arrival to the group's start
-	Store    time.Duration // the store's commit, which is not synced
 	Witness  time.Duration // the witness's write, its sync included
-	Total    time.Duration // until it was durable: what was left of the store's commit before it, the projection, the witness
+	Total    time.Duration // until it was durable: the projection and the witness
 }
 
 // RefusalReasons returns the values of Metrics.AppendRefused's label.

@@ -19,7 +19,7 @@ import (
 // store, or named by the witness after the store's end.
 func (j *Journal) Action(_ context.Context, id dispatch.ActionID) (dispatch.Record, error) {
 	var p *projection
-	err := j.view(func(txn *badger.Txn) (err error) {
+	err := j.view(func(txn *snapshot) (err error) {
 		p, err = j.readProjection(txn, id)
 		return err
 	})
@@ -55,7 +55,7 @@ func (j *Journal) absent() error {
 // Events implements dispatch.Journal. Hash is that of the frame that holds the
 // event: events appended together share it.
 func (j *Journal) Events(_ context.Context, id dispatch.ActionID) (out []dispatch.StoredEvent, err error) {
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		p, err := j.readProjection(txn, id)
 		if err != nil {
 			return err
@@ -70,7 +70,7 @@ func (j *Journal) Events(_ context.Context, id dispatch.ActionID) (out []dispatc
 }
 
 // readEvents reads and verifies the frames of one action.
-func (j *Journal) readEvents(txn *badger.Txn, id dispatch.ActionID, p *projection) ([]dispatch.StoredEvent, error) {
+func (j *Journal) readEvents(txn *snapshot, id dispatch.ActionID, p *projection) ([]dispatch.StoredEvent, error) {
 	out := make([]dispatch.StoredEvent, 0, p.rec.Events)
 	for _, first := range p.frames {
 		f, v, err := j.frameOf(txn, id, first)
@@ -90,7 +90,7 @@ func (j *Journal) readEvents(txn *badger.Txn, id dispatch.ActionID, p *projectio
 }
 
 // frameOf reads and opens one frame of an action; value is what is stored.
-func (j *Journal) frameOf(txn *badger.Txn, id dispatch.ActionID, first uint64) (f frame, value []byte, err error) {
+func (j *Journal) frameOf(txn *snapshot, id dispatch.ActionID, first uint64) (f frame, value []byte, err error) {
 	key := keyEvent(first)
 	value, found, err := get(txn, key)
 	if err != nil {
@@ -112,7 +112,7 @@ func (j *Journal) frameOf(txn *badger.Txn, id dispatch.ActionID, first uint64) (
 // ByRequestID implements dispatch.Journal.
 func (j *Journal) ByRequestID(_ context.Context, caller, requestID string) (id dispatch.ActionID, err error) {
 	key := keyRequest(j.seal.mac(macRequest, caller, requestID))
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		v, found, err := get(txn, key)
 		if err != nil {
 			return err
@@ -160,7 +160,7 @@ func (j *Journal) latest(family byte, mac digest, match func(*dispatch.Record) b
 		return rec, dispatch.ErrActionNotFound
 	}
 	prefix := prefixLatest(family, mac)
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix, Reverse: true})
 		defer it.Close()
 		for it.Seek(last(prefix)); it.Valid(); it.Next() {
@@ -270,7 +270,7 @@ func (j *Journal) oneAction(ctx context.Context, f dispatch.Filter, yield func(d
 // portion reads some index keys downwards from from; next is where to go on, nil at
 // the end.
 func (j *Journal) portion(prefix, from []byte, f *dispatch.Filter) (out []dispatch.Record, next []byte, err error) {
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix, Reverse: true})
 		defer it.Close()
 		seen := 0

@@ -193,7 +193,7 @@ func (j *Journal) open() error {
 	}
 	j.boot = bootID(ulid.Make())
 	j.bootID = ulid.ULID(j.boot).String()
-	j.c.work, j.c.done, j.c.storing = make(chan *job), make(chan result, 1), make(chan *storing, 1)
+	j.c.behind = newBehind()
 	if err := j.loadOpen(); err != nil {
 		return err
 	}
@@ -219,7 +219,8 @@ func (j *Journal) open() error {
 	slices.SortFunc(open, func(a, b *projection) int { return cmp.Compare(a.rec.FirstSeq, b.rec.FirstSeq) })
 	newest := j.newestEvent()
 	j.finished = make(chan struct{})
-	go j.run()
+	j.c.writers.Go(j.storer)
+	j.c.writers.Go(j.run)
 
 	// 7. Whoever was under way is closed, by the same function that live code uses.
 	if err := j.closeOpen(open, at); err != nil {
@@ -364,7 +365,7 @@ type lostAttempt struct {
 }
 
 // readHead returns a sealed position of the store, zero when there is none.
-func (j *Journal) readHead(txn *badger.Txn, key []byte) (h head, found bool, err error) {
+func (j *Journal) readHead(txn *snapshot, key []byte) (h head, found bool, err error) {
 	v, found, err := get(txn, key)
 	if err != nil || !found {
 		return h, false, err
@@ -383,7 +384,7 @@ func (j *Journal) readHead(txn *badger.Txn, key []byte) (h head, found bool, err
 // the last checkpoint and the head.
 func (j *Journal) compare(w *witnessState) (position, error) {
 	var at position
-	err := j.view(func(txn *badger.Txn) error {
+	err := j.view(func(txn *snapshot) error {
 		if _, found, err := has(txn, keyHead); err != nil {
 			return err
 		} else if found && len(w.segments) == 0 && !j.hooks.NoWitness {
@@ -535,7 +536,7 @@ func (w *witnessState) namedSince(seq uint64) map[dispatch.ActionID]lostAttempt 
 
 // walk verifies the events after from up to the store's head: no hole, every hash
 // right, every seal intact, and the given positions on the chain.
-func (j *Journal) walk(txn *badger.Txn, from, to head, marks ...head) error {
+func (j *Journal) walk(txn *snapshot, from, to head, marks ...head) error {
 	it := txn.NewIterator(badger.IteratorOptions{PrefetchValues: true, PrefetchSize: 64, Prefix: []byte{famEvent}})
 	defer it.Close()
 	at := from
@@ -600,7 +601,7 @@ func (j *Journal) checkFrame(at head, key, value []byte) (n int, id dispatch.Act
 
 // checkIDs binds the store to the witness's store id and refuses newer formats.
 func (j *Journal) checkIDs() error {
-	return j.view(func(txn *badger.Txn) error {
+	return j.view(func(txn *snapshot) error {
 		v, found, err := get(txn, keyStore)
 		if err != nil {
 			return err
@@ -666,7 +667,7 @@ func (j *Journal) loadOpen() error {
 
 // eachIn calls f with the projection of every action that an index names.
 func (j *Journal) eachIn(family byte, f func(dispatch.ActionID, *projection)) error {
-	return j.view(func(txn *badger.Txn) error {
+	return j.view(func(txn *snapshot) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{family}})
 		defer it.Close()
 		for it.Rewind(); it.Valid(); it.Next() {
@@ -807,7 +808,7 @@ func (j *Journal) closeOpen(open []*projection, at position) error {
 
 // stored reads one projection in a transaction of its own.
 func (j *Journal) stored(id dispatch.ActionID) (p *projection, err error) {
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		p, err = j.readProjection(txn, id)
 		return err
 	})
@@ -840,7 +841,7 @@ func (j *Journal) recordBoot(fresh bool, ack *Acknowledgement) error {
 
 // newestEvent is the time of the last event on record; zero when there is none.
 func (j *Journal) newestEvent() (at time.Time) {
-	_ = j.view(func(txn *badger.Txn) error {
+	_ = j.view(func(txn *snapshot) error {
 		it := txn.NewIterator(badger.IteratorOptions{Reverse: true, Prefix: []byte{famEvent}})
 		defer it.Close()
 		it.Seek(append([]byte{famEvent}, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff))

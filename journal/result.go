@@ -9,8 +9,6 @@ import (
 	"hash"
 	"io"
 
-	"github.com/dgraph-io/badger/v4"
-
 	"waybill/dispatch"
 )
 
@@ -24,7 +22,7 @@ func (j *Journal) OpenResult(_ context.Context, id dispatch.ActionID) (dispatch.
 	var res dispatch.Result
 	var m *manifest
 	attempt := 0
-	err := j.view(func(txn *badger.Txn) error {
+	err := j.view(func(txn *snapshot) error {
 		p, err := j.readProjection(txn, id)
 		if err != nil {
 			return err
@@ -55,7 +53,7 @@ func (j *Journal) OpenResult(_ context.Context, id dispatch.ActionID) (dispatch.
 }
 
 // readManifest returns nil when there is none.
-func (j *Journal) readManifest(txn *badger.Txn, id dispatch.ActionID, attempt int) (*manifest, error) {
+func (j *Journal) readManifest(txn *snapshot, id dispatch.ActionID, attempt int) (*manifest, error) {
 	key := keyManifest(id, attempt)
 	v, found, err := get(txn, key)
 	if err != nil || !found {
@@ -73,7 +71,7 @@ func (j *Journal) readManifest(txn *badger.Txn, id dispatch.ActionID, attempt in
 }
 
 // readChunk returns the data of one chunk; found is false when it is not there.
-func (j *Journal) readChunk(txn *badger.Txn, id dispatch.ActionID, attempt, index int) (data []byte, last, found bool, err error) {
+func (j *Journal) readChunk(txn *snapshot, id dispatch.ActionID, attempt, index int) (data []byte, last, found bool, err error) {
 	key := keyChunk(id, attempt, index)
 	v, found, err := get(txn, key)
 	if err != nil || !found {
@@ -147,7 +145,7 @@ func (b *body) load() error {
 	}
 	var data []byte
 	var last, found bool
-	err := b.j.view(func(txn *badger.Txn) (err error) {
+	err := b.j.view(func(txn *snapshot) (err error) {
 		if data, last, found, err = b.j.readChunk(txn, b.id, b.attempt, b.next); err != nil || found {
 			return err
 		}
@@ -184,7 +182,7 @@ func (b *body) Close() error {
 // Chunk implements dispatch.Journal: one durable chunk, verified by its own seal. What
 // the chunks make together only OpenResult verifies.
 func (j *Journal) Chunk(_ context.Context, id dispatch.ActionID, attempt, index int) (data []byte, err error) {
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		var found bool
 		data, _, found, err = j.readChunk(txn, id, attempt, index)
 		if err == nil && !found {

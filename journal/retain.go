@@ -70,7 +70,7 @@ func decodeMark(b []byte) (m mark, err error) {
 
 // marks returns every mark, oldest first.
 func (j *Journal) marks() (out []mark, err error) {
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: prefixMark, PrefetchValues: true, PrefetchSize: 64})
 		defer it.Close()
 		for it.Rewind(); it.Valid(); it.Next() {
@@ -95,7 +95,7 @@ func (j *Journal) marks() (out []mark, err error) {
 }
 
 // base returns where the chain begins: the mark that became the base, or the genesis.
-func (j *Journal) base(txn *badger.Txn) (m mark, err error) {
+func (j *Journal) base(txn *snapshot) (m mark, err error) {
 	v, found, err := get(txn, keyBase)
 	if err != nil {
 		return m, err
@@ -145,7 +145,7 @@ func (j *Journal) loadRetention(wall time.Time) error {
 			r.base = r.last.at
 		}
 	}
-	return j.view(func(txn *badger.Txn) error {
+	return j.view(func(txn *snapshot) error {
 		b, err := j.base(txn)
 		j.stats.mu.Lock()
 		j.stats.base = b.seq
@@ -175,7 +175,7 @@ func (j *Journal) keptBytes() (n int64) {
 		return 0
 	}
 	_ = j.db.View(func(txn *badger.Txn) error {
-		b, err := j.base(txn)
+		b, err := j.base(&snapshot{Txn: txn})
 		n = max(j.kept(&b), 0)
 		return err
 	})
@@ -202,7 +202,7 @@ func (j *Journal) Retain(now time.Time) (done Retained, err error) {
 		return done, err
 	}
 	var base mark
-	if err := j.view(func(txn *badger.Txn) (err error) {
+	if err := j.view(func(txn *snapshot) (err error) {
 		base, err = j.base(txn)
 		return err
 	}); err != nil {
@@ -318,7 +318,7 @@ func (j *Journal) shrink(base *mark, limit int64, upTo uint64) (dropped int, err
 	var from []byte
 	for j.kept(base) > limit {
 		var due []expired
-		if err := j.view(func(txn *badger.Txn) error {
+		if err := j.view(func(txn *snapshot) error {
 			it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famManifest}})
 			defer it.Close()
 			for it.Seek(append([]byte{famManifest}, from...)); it.Valid() && len(due) < expireBatch; it.Next() {
@@ -373,7 +373,7 @@ func (j *Journal) moveBase(to mark, all []mark) error {
 			entries = append(entries, entry{key: keyMark(all[i].seq), remove: true})
 		}
 	}
-	return j.planned(func(_ *badger.Txn, st *stage) ([]entry, error) {
+	return j.planned(func(_ *snapshot, st *stage) ([]entry, error) {
 		st.checkpoint = true
 		return entries, nil
 	})
@@ -394,7 +394,7 @@ func (j *Journal) expire(base uint64, now time.Time) (removed int, err error) {
 	for {
 		var ids []dispatch.ActionID
 		end := true
-		if err := j.view(func(txn *badger.Txn) error {
+		if err := j.view(func(txn *snapshot) error {
 			it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famTime}})
 			defer it.Close()
 			for it.Seek(from); it.Valid(); it.Next() {
@@ -437,7 +437,7 @@ func (j *Journal) remove(ids []dispatch.ActionID, base uint64, now time.Time) (r
 	for _, id := range ids {
 		var results []expired
 		chunks := false
-		if err := j.view(func(txn *badger.Txn) error {
+		if err := j.view(func(txn *snapshot) error {
 			prefix := append([]byte{famManifest}, id[:]...)
 			it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix})
 			defer it.Close()
@@ -472,7 +472,7 @@ func (j *Journal) remove(ids []dispatch.ActionID, base uint64, now time.Time) (r
 		}
 	}
 	var freed int64
-	err = j.planned(func(txn *badger.Txn, st *stage) (out []entry, err error) {
+	err = j.planned(func(txn *snapshot, st *stage) (out []entry, err error) {
 		removed, freed = 0, 0
 		for _, id := range ids {
 			if st.changed[id] != nil {
@@ -504,7 +504,7 @@ func (j *Journal) remove(ids []dispatch.ActionID, base uint64, now time.Time) (r
 
 // everything is what the store holds of an action but its chunks; bytes are those of
 // its results that were dropped.
-func (j *Journal) everything(txn *badger.Txn, p *projection) (out []entry, bytes int64, err error) {
+func (j *Journal) everything(txn *snapshot, p *projection) (out []entry, bytes int64, err error) {
 	rec, id := &p.rec, p.rec.ID
 	gone := func(key []byte) { out = append(out, entry{key: key, remove: true}) }
 	for _, f := range p.frames {
@@ -598,7 +598,7 @@ func (j *Journal) removeKeys(prefix []byte, which func(key, value []byte) (remov
 	for {
 		var gone []entry
 		full := false
-		if err := j.view(func(txn *badger.Txn) error {
+		if err := j.view(func(txn *snapshot) error {
 			it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix, PrefetchValues: which != nil, PrefetchSize: 16})
 			defer it.Close()
 			for it.Seek(from); it.Valid(); it.Next() {
@@ -639,6 +639,6 @@ func (j *Journal) removeKeys(prefix []byte, which func(key, value []byte) (remov
 
 // planned writes what plan finds when its turn in a group comes: nothing can change
 // between its reading and its writing.
-func (j *Journal) planned(plan func(*badger.Txn, *stage) ([]entry, error)) error {
+func (j *Journal) planned(plan func(*snapshot, *stage) ([]entry, error)) error {
 	return j.submitMaintenance(&request{done: make(chan struct{}), entered: time.Now(), plan: plan})
 }

@@ -105,7 +105,7 @@ func TestRetentionByAge(t *testing.T) {
 		t.Errorf("an unknown action does not guard any more: %v", err)
 	}
 	left := 0
-	if err := j.view(func(txn *badger.Txn) error {
+	if err := j.view(func(txn *snapshot) error {
 		it := txn.NewIterator(badger.IteratorOptions{})
 		defer it.Close()
 		for it.Rewind(); it.Valid(); it.Next() {

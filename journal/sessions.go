@@ -85,7 +85,7 @@ func (j *Journal) RecordSession(ctx context.Context, ev dispatch.Event) error {
 }
 
 func (j *Journal) session(key []byte) (out *dispatch.SessionRecord, err error) {
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		v, found, err := get(txn, key)
 		if err != nil || !found {
 			return err
@@ -108,7 +108,7 @@ func (j *Journal) openSession(key, value []byte) (*dispatch.SessionRecord, error
 // Sessions implements dispatch.SessionJournal. In quarantine the error is
 // dispatch.ErrQuarantined, with what there is.
 func (j *Journal) Sessions(ctx context.Context) (out []dispatch.SessionRecord, err error) {
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famSession}, PrefetchValues: true, PrefetchSize: 64})
 		defer it.Close()
 		for it.Rewind(); it.Valid(); it.Next() {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/dgraph-io/badger/v4"
 	"golang.org/x/sys/unix"
 
 	"waybill/internal/control"
@@ -81,7 +80,7 @@ func (j *Journal) redo(w *witnessState) error {
 	}
 	seen, settled := w.last()
 	var stored head
-	if err := j.view(func(txn *badger.Txn) (err error) {
+	if err := j.view(func(txn *snapshot) (err error) {
 		stored, _, err = j.readHead(txn, keyHead)
 		return err
 	}); err != nil {

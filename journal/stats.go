@@ -111,7 +111,7 @@ type Counts struct {
 // Count counts actions and results by their keys.
 func (j *Journal) Count() (Counts, error) {
 	var out Counts
-	err := j.view(func(txn *badger.Txn) error {
+	err := j.view(func(txn *snapshot) error {
 		for _, f := range []struct {
 			family byte
 			n      *int

@@ -96,7 +96,10 @@ func (l *storeLogger) Infof(string, ...any)             {} // progress of compac
 func (l *storeLogger) Debugf(string, ...any)            {}
 
 // get reads one value. found is false when the key is not in this view.
-func get(txn *badger.Txn, key []byte) (value []byte, found bool, err error) {
+func get(txn *snapshot, key []byte) (value []byte, found bool, err error) {
+	if e := txn.pending(key); e != nil {
+		return e.value, !e.remove, nil
+	}
 	item, err := txn.Get(key)
 	if errors.Is(err, badger.ErrKeyNotFound) {
 		return nil, false, nil
@@ -112,7 +115,10 @@ func get(txn *badger.Txn, key []byte) (value []byte, found bool, err error) {
 }
 
 // has reports whether key is in this view, and its value's size.
-func has(txn *badger.Txn, key []byte) (size int64, found bool, err error) {
+func has(txn *snapshot, key []byte) (size int64, found bool, err error) {
+	if e := txn.pending(key); e != nil {
+		return int64(len(e.value)), !e.remove, nil
+	}
 	item, err := txn.Get(key)
 	if errors.Is(err, badger.ErrKeyNotFound) {
 		return 0, false, nil

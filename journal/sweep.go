@@ -123,7 +123,7 @@ func (j *Journal) Sweep(now time.Time) (dropped int, err error) {
 // due returns some of the results that expired before now.
 func (j *Journal) due(now time.Time) (out []expired, err error) {
 	limit := now.UnixMilli()
-	err = j.view(func(txn *badger.Txn) error {
+	err = j.view(func(txn *snapshot) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famExpiry}})
 		defer it.Close()
 		for it.Rewind(); it.Valid() && len(out) < 64; it.Next() {
@@ -145,7 +145,7 @@ func (j *Journal) due(now time.Time) (out []expired, err error) {
 // between leaves the entry: the next sweep goes on.
 func (j *Journal) drop(e expired) (bytes int64, did bool, err error) {
 	var m *manifest
-	if err := j.view(func(txn *badger.Txn) (err error) {
+	if err := j.view(func(txn *snapshot) (err error) {
 		m, err = j.readManifest(txn, e.id, e.attempt)
 		return err
 	}); err != nil {
@@ -162,7 +162,7 @@ func (j *Journal) drop(e expired) (bytes int64, did bool, err error) {
 	}
 	for {
 		var gone []entry
-		if err := j.view(func(txn *badger.Txn) error {
+		if err := j.view(func(txn *snapshot) error {
 			it := txn.NewIterator(badger.IteratorOptions{Prefix: prefixChunks(e.id, e.attempt)})
 			defer it.Close()
 			for it.Rewind(); it.Valid() && len(gone) < sweepChunks; it.Next() {

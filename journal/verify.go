@@ -100,7 +100,7 @@ func (v *verifier) run() error {
 	j := v.j
 	// One view for everything, taken between two groups, so that store and witness
 	// are at the same position.
-	var txn *badger.Txn
+	var txn *snapshot
 	var raw []rawSegment
 	err := j.between(func() (err error) {
 		if err := j.caughtUp(); err != nil {
@@ -109,7 +109,7 @@ func (v *verifier) run() error {
 		if j.db.IsClosed() {
 			return ErrClosed
 		}
-		txn = j.db.NewTransaction(false)
+		txn = &snapshot{Txn: j.db.NewTransaction(false)}
 		if !j.hooks.NoWitness {
 			raw, err = loadSegments(j.folder.path(nameWitness))
 		}
@@ -189,7 +189,7 @@ func (v *verifier) readWitness(raw []rawSegment) error {
 }
 
 // events walks the chain.
-func (v *verifier) events(txn *badger.Txn) error {
+func (v *verifier) events(txn *snapshot) error {
 	j := v.j
 	it := txn.NewIterator(badger.IteratorOptions{PrefetchValues: true, PrefetchSize: 64, Prefix: []byte{famEvent}})
 	defer it.Close()
@@ -292,7 +292,7 @@ func (v *verifier) kept(item *badger.Item, key []byte) error {
 }
 
 // actions rebuilds every projection from its events.
-func (v *verifier) actions(txn *badger.Txn) error {
+func (v *verifier) actions(txn *snapshot) error {
 	j := v.j
 	it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famRecord}})
 	defer it.Close()
@@ -356,7 +356,7 @@ func rebuild(id dispatch.ActionID, events []dispatch.StoredEvent) (rec dispatch.
 }
 
 // hints checks the index entries whose absence would be taken for an answer.
-func (v *verifier) hints(txn *badger.Txn, rec *dispatch.Record) error {
+func (v *verifier) hints(txn *snapshot, rec *dispatch.Record) error {
 	need := func(what string, key []byte, want bool) error {
 		_, found, err := has(txn, key)
 		if err == nil && found != want {
@@ -398,7 +398,7 @@ func (v *verifier) hints(txn *badger.Txn, rec *dispatch.Record) error {
 }
 
 // listed checks that an index of the latest actions holds rec.
-func (v *verifier) listed(txn *badger.Txn, rec *dispatch.Record, what string, prefix []byte) error {
+func (v *verifier) listed(txn *snapshot, rec *dispatch.Record, what string, prefix []byte) error {
 	it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix})
 	defer it.Close()
 	for it.Rewind(); it.Valid(); it.Next() {
@@ -411,7 +411,7 @@ func (v *verifier) listed(txn *badger.Txn, rec *dispatch.Record, what string, pr
 
 // strays finds open-index entries without an action: they would be harmless, and
 // nothing that works correctly makes them.
-func (v *verifier) strays(txn *badger.Txn) error {
+func (v *verifier) strays(txn *snapshot) error {
 	it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famOpen}})
 	defer it.Close()
 	n := 0
@@ -425,7 +425,7 @@ func (v *verifier) strays(txn *badger.Txn) error {
 }
 
 // results reads every stored result whole.
-func (v *verifier) results(txn *badger.Txn) error {
+func (v *verifier) results(txn *snapshot) error {
 	j := v.j
 	it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famManifest}})
 	expected := 0
@@ -481,7 +481,7 @@ func (v *verifier) results(txn *badger.Txn) error {
 }
 
 // result verifies one stored result and returns the number of its chunks.
-func (v *verifier) result(txn *badger.Txn, id dispatch.ActionID, attempt int) (chunks int, err error) {
+func (v *verifier) result(txn *snapshot, id dispatch.ActionID, attempt int) (chunks int, err error) {
 	m, err := v.j.readManifest(txn, id, attempt)
 	if err != nil {
 		return 0, err

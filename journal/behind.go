@@ -1,0 +1,335 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/dgraph-io/badger/v4"
+
+	"waybill/internal/control"
+	"waybill/internal/killpoint"
+)
+
+// The store follows the witness in steps of many groups. What a request wrote and took
+// back in between, an entry of the index of open actions above all, never reaches it, and
+// of a record that was written twice only the last state does: that is less than half of
+// the writing, and one transaction where there were hundreds. It costs no durability: the
+// witness has every group before its callers hear of it, and a start makes the groups
+// again that the store does not have (redo).
+
+const (
+	// behindBytes is how much is kept back: from then on the store is given it.
+	behindBytes = 512 << 10
+	// behindTime is how long: what a quiet journal wrote last is in the store soon.
+	behindTime = 250 * time.Millisecond
+)
+
+// pending is what the store is given next, as one transaction: the sum of some groups.
+// Who has it reads it; only the committer adds to it, under the lock of behind.
+type pending struct {
+	entries []entry
+	at      map[string]int // where in entries a key is
+	dropped int            // entries without a key: they came to nothing
+	bytes   int64          // what a transaction of them has
+	group   uint64         // the last one
+
+	once sync.Once
+	done chan struct{}
+	err  error // read after done
+}
+
+func newPending() *pending {
+	return &pending{at: make(map[string]int), bytes: int64(endBytes), done: make(chan struct{})}
+}
+
+func (p *pending) empty() bool { return p.group == 0 }
+
+// end says that the store has it, or why it never will.
+func (p *pending) end(err error) {
+	p.once.Do(func() {
+		p.err = err
+		close(p.done)
+	})
+}
+
+// find returns the entry for key, if there is one.
+func (p *pending) find(key []byte) *entry {
+	if p == nil {
+		return nil
+	}
+	if i, ok := p.at[string(key)]; ok {
+		return &p.entries[i]
+	}
+	return nil
+}
+
+// put adds an entry, in the place of an earlier one for its key.
+func (p *pending) put(e *entry) {
+	i, again := p.at[string(e.key)]
+	if !again {
+		p.at[string(e.key)] = len(p.entries)
+		p.entries = append(p.entries, *e)
+		p.bytes += e.bytes()
+		return
+	}
+	old := &p.entries[i]
+	p.bytes -= old.bytes()
+	if e.remove && old.fresh {
+		delete(p.at, string(e.key))
+		*old = entry{}
+		p.dropped++
+		return
+	}
+	// Whether the store has the key is as it was when this step met it first.
+	fresh := old.fresh
+	*old = *e
+	old.fresh = fresh
+	p.bytes += e.bytes()
+}
+
+// count is the number of entries that are written.
+func (p *pending) count() int64 { return int64(len(p.entries) - p.dropped) }
+
+// behind is what the store is behind with: filling takes the groups that become durable,
+// storing is on its way. Together with the store they are the journal's state.
+type behind struct {
+	mu      sync.Mutex
+	filling *pending
+	storing *pending // nil: the store has everything before filling
+	failed  error    // the store will have nothing more before the next start
+	closing bool
+	taken   sync.Cond // filling was taken, or never will be
+	wake    chan struct{}
+	age     *time.Timer
+}
+
+func newBehind() *behind {
+	b := &behind{filling: newPending(), wake: make(chan struct{}, 1)}
+	b.taken.L = &b.mu
+	b.age = time.AfterFunc(time.Hour, b.hurry)
+	b.age.Stop()
+	return b
+}
+
+// hurry makes the store take what there is.
+func (b *behind) hurry() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+// both returns what a reader has to look through before the store, newest first. A view of
+// the store that is opened afterwards has everything that is in neither.
+func (b *behind) both() [2]*pending {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return [2]*pending{b.filling, b.storing}
+}
+
+// add takes a durable group. It waits while what there is and the group do not fit into one
+// transaction of the store.
+func (b *behind) add(entries []entry, group uint64, maxBytes, maxCount int64) {
+	bytes := int64(0)
+	for i := range entries {
+		bytes += entries[i].bytes()
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for b.failed == nil && !b.filling.empty() && (b.filling.bytes+bytes >= maxBytes || b.filling.count()+int64(len(entries))+1 >= maxCount) {
+		b.hurry()
+		b.taken.Wait()
+	}
+	p := b.filling
+	if p.empty() {
+		b.age.Reset(behindTime)
+	}
+	p.group = group
+	for i := range entries {
+		p.put(&entries[i])
+	}
+	if p.bytes >= behindBytes {
+		b.hurry()
+	}
+}
+
+// take hands over what there is; nil when there is nothing. last: nothing will follow.
+func (b *behind) take() (p *pending, last bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.filling.empty() || b.failed != nil {
+		return nil, b.closing
+	}
+	b.storing, b.filling = b.filling, newPending()
+	b.age.Stop()
+	b.taken.Broadcast()
+	return b.storing, b.closing
+}
+
+// stored is told that the store has what it took last.
+func (b *behind) stored() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.storing = nil
+}
+
+// fail says that the store gets nothing more: not what it was given, and not what waits.
+func (b *behind) fail(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.failed == nil {
+		b.failed = err
+	}
+	if b.storing != nil {
+		b.storing.end(b.failed)
+	}
+	b.filling.end(b.failed)
+	b.taken.Broadcast()
+}
+
+// close lets the goroutine that follows end when it has given the store what there is.
+func (b *behind) close() {
+	b.mu.Lock()
+	b.closing = true
+	b.mu.Unlock()
+	b.age.Stop()
+	b.hurry()
+}
+
+// wait returns when the store has every group that was added so far.
+func (b *behind) wait() error {
+	b.mu.Lock()
+	p, err := b.filling, b.failed
+	if p.empty() {
+		p = b.storing
+	}
+	b.mu.Unlock()
+	switch {
+	case err != nil:
+		return err
+	case p == nil:
+		return nil
+	}
+	b.hurry()
+	<-p.done
+	return p.err
+}
+
+// caughtUp waits until the store has every group whose callers were told of it. What it
+// holds before that must not be read without what it is behind with: an action that was
+// handed over could look as if it had not been. Its error is final: the store will not
+// have the group before the next start makes it again (CONTRACT M7).
+func (j *Journal) caughtUp() error {
+	if b := j.c.behind; b != nil {
+		if err := b.wait(); err != nil {
+			return fmt.Errorf("%w: %w", errStoreFailed, err)
+		}
+	}
+	return j.storeIntact()
+}
+
+// storeIntact says whether the store may be read at all.
+func (j *Journal) storeIntact() error {
+	if j.store.fatal.Load() {
+		return fmt.Errorf("%w: it reports lost data", errStoreFailed)
+	}
+	return nil
+}
+
+// follow hands a durable group on to the store. Its callers need not wait for that: the
+// store is not synced, so that it adds nothing to what survives, and nobody reads it
+// without what it is behind with.
+func (j *Journal) follow(st *stage) {
+	j.c.behind.add(st.entries, st.head.group, j.db.MaxBatchSize(), j.db.MaxBatchCount())
+}
+
+// storer is the goroutine that follows. A store that fails, or hangs, stops the journal:
+// its groups are durable, and the next start makes them again.
+func (j *Journal) storer() {
+	b := j.c.behind
+	for range b.wake {
+		for {
+			p, last := b.take()
+			if p == nil {
+				if last {
+					return
+				}
+				break
+			}
+			if err := j.storePending(p); err != nil {
+				j.stop(err)
+				b.fail(err)
+				return
+			}
+			b.stored()
+			p.end(nil)
+		}
+	}
+}
+
+func (j *Journal) storePending(p *pending) error {
+	deadline := time.AfterFunc(j.opt.CommitDeadline, func() {
+		err := errors.New("journal: the commit deadline passed")
+		j.stop(err)
+		j.c.behind.fail(err)
+	})
+	defer deadline.Stop()
+	killpoint.At(PointBetween)
+	if j.hooks.StoreError != nil {
+		if err := j.hooks.StoreError(p.group); err != nil {
+			return err
+		}
+	}
+	if err := j.put(p.entries); err != nil {
+		return err
+	}
+	if j.store.fatal.Load() {
+		return errors.New("journal: the store reports lost data")
+	}
+	return nil
+}
+
+// snapshot is a read transaction. The committer's sees, key by key, what the store is
+// behind with too; others wait for the store first (view). Its iterators see the store only.
+type snapshot struct {
+	*badger.Txn
+	behind [2]*pending // newest first
+}
+
+// pending returns the entry that stands before the store's own; nil: the store's is valid.
+func (s *snapshot) pending(key []byte) *entry {
+	for _, p := range s.behind {
+		if e := p.find(key); e != nil {
+			return e
+		}
+	}
+	return nil
+}
+
+// committing runs f on the journal's state, the groups included that the store does not
+// have yet. Only the committer may call it: nobody else may read what it adds to.
+func (j *Journal) committing(f func(*snapshot) error) error {
+	if err := j.storeIntact(); err != nil {
+		return err
+	}
+	if j.db.IsClosed() {
+		return ErrClosed
+	}
+	behind := j.c.behind.both() // before the view: see both
+	return j.db.View(func(txn *badger.Txn) error { return f(&snapshot{txn, behind}) })
+}
+
+// view runs f in a read transaction, which holds everything that anybody was told of.
+func (j *Journal) view(f func(*snapshot) error) error {
+	if !control.Off("M7-reads-wait-for-the-store") {
+		if err := j.caughtUp(); err != nil {
+			return err
+		}
+	}
+	if j.db.IsClosed() {
+		return ErrClosed
+	}
+	return j.db.View(func(txn *badger.Txn) error { return f(&snapshot{Txn: txn}) })
+}
