@@ -40,8 +40,9 @@ type pending struct {
 	err  error // read after done
 }
 
-func newPending() *pending {
-	return &pending{at: make(map[string]int), bytes: int64(endBytes), done: make(chan struct{})}
+// newPending makes room for as many keys as there were last time.
+func newPending(keys int) *pending {
+	return &pending{at: make(map[string]int, keys), entries: make([]entry, 0, keys), bytes: int64(endBytes), done: make(chan struct{})}
 }
 
 func (p *pending) empty() bool { return p.group == 0 }
@@ -106,7 +107,7 @@ type behind struct {
 }
 
 func newBehind() *behind {
-	b := &behind{filling: newPending(), wake: make(chan struct{}, 1)}
+	b := &behind{filling: newPending(0), wake: make(chan struct{}, 1)}
 	b.taken.L = &b.mu
 	b.age = time.AfterFunc(time.Hour, b.hurry)
 	b.age.Stop()
@@ -162,7 +163,7 @@ func (b *behind) take() (p *pending, last bool) {
 	if b.filling.empty() || b.failed != nil {
 		return nil, b.closing
 	}
-	b.storing, b.filling = b.filling, newPending()
+	b.storing, b.filling = b.filling, newPending(len(b.filling.entries))
 	b.age.Stop()
 	b.taken.Broadcast()
 	return b.storing, b.closing
@@ -215,6 +216,13 @@ func (b *behind) wait() error {
 	b.hurry()
 	<-p.done
 	return p.err
+}
+
+// broken says why the store will have nothing more.
+func (b *behind) broken() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.failed
 }
 
 // caughtUp waits until the store has every group whose callers were told of it. What it
@@ -291,21 +299,29 @@ func (j *Journal) storePending(p *pending) error {
 	return nil
 }
 
-// snapshot is a read transaction. The committer's sees, key by key, what the store is
-// behind with too; others wait for the store first (view). Its iterators see the store only.
+// snapshot is a read transaction. The committer's, and one of peek, see key by key what
+// the store is behind with, too; others wait for the store first (view). Its iterators see
+// the store only.
 type snapshot struct {
 	*badger.Txn
 	behind [2]*pending // newest first
+	// adding is held to look at the first, while somebody may add to it; nil: nobody does.
+	adding *sync.Mutex
 }
 
-// pending returns the entry that stands before the store's own; nil: the store's is valid.
-func (s *snapshot) pending(key []byte) *entry {
+// pending returns the entry that stands before the store's own; found is false when the
+// store's is valid.
+func (s *snapshot) pending(key []byte) (e entry, found bool) {
+	if s.adding != nil {
+		s.adding.Lock()
+		defer s.adding.Unlock()
+	}
 	for _, p := range s.behind {
 		if e := p.find(key); e != nil {
-			return e
+			return *e, true
 		}
 	}
-	return nil
+	return entry{}, false
 }
 
 // committing runs f on the journal's state, the groups included that the store does not
@@ -318,7 +334,27 @@ func (j *Journal) committing(f func(*snapshot) error) error {
 		return ErrClosed
 	}
 	behind := j.c.behind.both() // before the view: see both
-	return j.db.View(func(txn *badger.Txn) error { return f(&snapshot{txn, behind}) })
+	return j.db.View(func(txn *badger.Txn) error { return f(&snapshot{Txn: txn, behind: behind}) })
+}
+
+// peek runs f on the journal's state, as committing does for the committer: f reads single
+// keys and waits for no store. What is added meanwhile it may see, or not.
+func (j *Journal) peek(f func(*snapshot) error) error {
+	b := j.c.behind
+	if b == nil {
+		return j.view(f)
+	}
+	if err := b.broken(); err != nil {
+		return fmt.Errorf("%w: %w", errStoreFailed, err)
+	}
+	if err := j.storeIntact(); err != nil {
+		return err
+	}
+	if j.db.IsClosed() {
+		return ErrClosed
+	}
+	behind := b.both()
+	return j.db.View(func(txn *badger.Txn) error { return f(&snapshot{Txn: txn, behind: behind, adding: &b.mu}) })
 }
 
 // view runs f in a read transaction, which holds everything that anybody was told of.

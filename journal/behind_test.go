@@ -3,10 +3,16 @@ package journal
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"waybill/dispatch"
 	"waybill/internal/contract"
@@ -239,4 +245,182 @@ func TestOlderBriefProjection(t *testing.T) {
 	}
 	_, err := j.Verify(bg)
 	wantErr(t, err, ErrCorrupt)
+}
+
+// What the store is given is the sum of its groups: read through what it is behind with, and
+// read from the store alone afterwards, every key is as if each group had been stored.
+func TestPendingIsTheSumOfItsGroups(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		store, want := map[string]string{}, map[string]string{}
+		b := newBehind()
+		group := uint64(0)
+		apply := func(p *pending) {
+			if p == nil {
+				return
+			}
+			n, bytes := int64(0), int64(endBytes)
+			for i := range p.entries {
+				e := &p.entries[i]
+				if e.key == nil {
+					continue
+				}
+				n, bytes = n+1, bytes+e.bytes()
+				if e.remove {
+					delete(store, string(e.key))
+				} else {
+					store[string(e.key)] = string(e.value)
+				}
+			}
+			if n != p.count() || bytes != p.bytes {
+				t.Fatalf("it counts %d entries of %d bytes: %d of %d", p.count(), p.bytes, n, bytes)
+			}
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"group": func(t *rapid.T) {
+				var entries []entry
+				for range rapid.IntRange(1, 4).Draw(t, "n") {
+					key := rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(t, "key")
+					_, there := want[key]
+					if rapid.Bool().Draw(t, "remove") {
+						delete(want, key)
+						entries = append(entries, entry{key: []byte(key), remove: true})
+						continue
+					}
+					value := fmt.Sprint(group, len(entries))
+					want[key] = value
+					entries = append(entries, entry{key: []byte(key), value: []byte(value), fresh: !there && rapid.Bool().Draw(t, "fresh")})
+				}
+				group++
+				b.add(entries, group, 1<<20, 1<<20)
+			},
+			"take": func(*rapid.T) {
+				if b.storing == nil {
+					b.take()
+				}
+			},
+			"stored": func(*rapid.T) {
+				if p := b.storing; p != nil {
+					apply(p)
+					b.stored()
+					p.end(nil)
+				}
+			},
+			"": func(t *rapid.T) {
+				behind := b.both()
+				for _, key := range []string{"a", "b", "c", "d"} {
+					got, found := store[key]
+					for _, p := range behind {
+						if e := p.find([]byte(key)); e != nil {
+							got, found = string(e.value), !e.remove
+							break
+						}
+					}
+					if value, there := want[key]; found != there || found && got != value {
+						t.Fatalf("%s is %q (%v), want %q (%v)", key, got, found, value, there)
+					}
+				}
+			},
+		})
+		apply(b.storing)
+		b.stored()
+		p, _ := b.take()
+		apply(p)
+		if !maps.Equal(store, want) {
+			t.Fatalf("the store has %v, want %v", store, want)
+		}
+	})
+}
+
+// An entry that is taken back before the store was given it never gets there: of an action
+// that is over, the index of open ones has had nothing.
+func TestWhatCameToNothingIsNotStored(t *testing.T) {
+	id := newID()
+	open := entry{key: keyAction(famOpen, id), fresh: true}
+	b := newBehind()
+	b.add([]entry{open, {key: []byte("other"), value: []byte("1")}}, 1, 1<<20, 1<<20)
+	b.add([]entry{{key: open.key, remove: true}, {key: []byte("other"), value: []byte("2")}}, 2, 1<<20, 1<<20)
+	p, _ := b.take()
+	if p.count() != 1 || p.find(open.key) != nil {
+		t.Errorf("%d entries, the index has %v", p.count(), p.find(open.key))
+	}
+	// Where the store may have it already, the removal has to follow.
+	b.add([]entry{open}, 3, 1<<20, 1<<20)
+	b.stored()
+	p, _ = b.take()
+	b.add([]entry{{key: open.key, remove: true}}, 4, 1<<20, 1<<20)
+	if e := b.filling.find(open.key); p.count() != 1 || e == nil || !e.remove {
+		t.Errorf("%d entries, then %+v", p.count(), e)
+	}
+}
+
+// A relaxed batch waits for no store: what it is behind with is read where it is.
+func TestRelaxedWaitsForNoStore(t *testing.T) {
+	contract.Covers(t, "F1", "M7")
+	hanging, release := make(chan struct{}), make(chan struct{})
+	h := &hooks.Hooks{NoSync: true, StoreError: func(uint64) error {
+		select {
+		case <-hanging:
+			<-release
+		default:
+		}
+		return nil
+	}}
+	j, _ := openWith(t, testOptions(tempDir(t), h))
+	defer sync.OnceFunc(func() { close(release) })()
+	close(hanging)
+	id := newID()
+	if _, err := j.Append(bg, dispatch.Batch{Action: id, Events: []dispatch.Event{evAccepted("ci", "r"), evBound("f"), evCredential()}}); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan answer, 1)
+	go func() {
+		r, err := j.Append(bg, dispatch.Batch{Action: id, Events: []dispatch.Event{evDispatch(1)}, Relaxed: true})
+		got <- answer{r, err}
+	}()
+	select {
+	case r := <-got:
+		if r.err != nil || len(r.Record.Attempts) != 1 || r.Record.Attempts[0].DispatchSeq == 0 {
+			t.Errorf("%+v, %v", r.Record, r.err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits for the store")
+	}
+}
+
+// Who did not fit into the group that became indeterminate is answered like the others.
+func TestCarriedIsAnswered(t *testing.T) {
+	contract.Covers(t, "F9")
+	hold := heldHooks()
+	var left atomic.Int32
+	hold.WitnessError = func(uint64) error {
+		if left.Add(-1) == 0 {
+			return errors.New("EIO")
+		}
+		return nil
+	}
+	j, _ := openWith(t, testOptions(tempDir(t), &hold.Hooks))
+	// Each is named four times in the witness: two hundred and fifty-six fill a group.
+	rejected := facts(outcome.RemoteExecution, outcome.Rejected, outcome.Backoff, outcome.CodeRemoteRejected)
+	events := []dispatch.Event{evAccepted("ci", ""), evBound("f"), evCredential(), evDispatch(1), evResponse(1, 429),
+		evResolved(1, rejected), evLease(2), evRepeat(2, 2), evResponse(2, 429), evResolved(2, rejected)}
+	hold.hold()
+	answers := []<-chan answer{appendAsync(j, toDispatch(newID(), "ci", "", "f"))}
+	hold.waitHeld(t)
+	for i := range 400 {
+		answers = append(answers, appendAsync(j, dispatch.Batch{Action: newID(), Events: events}))
+		waitQueued(t, j, i+1)
+	}
+	left.Store(2) // the held group is written, the next is not
+	hold.letGo()
+	for i, a := range answers {
+		select {
+		case r := <-a:
+			if (i == 0) != (r.err == nil) || i > 0 && !errors.Is(r.err, dispatch.ErrIndeterminate) {
+				t.Fatalf("%d: %v", i, r.err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%d is not answered", i)
+		}
+	}
+	wantErr(t, j.Close(), dispatch.ErrIndeterminate)
 }

@@ -356,7 +356,7 @@ func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err er
 	if err := j.admissible(txn, st, r, old, &next.rec); err != nil {
 		return false, err
 	}
-	entries := make([]entry, 0, 8+len(r.chunks))
+	entries := make([]entry, 0, 10+len(r.chunks))
 	if len(r.events) > 0 {
 		first := st.head.seq + 1
 		key := keyEvent(first)
@@ -513,7 +513,13 @@ func (j *Journal) admissible(txn *snapshot, st *stage, r *request, old *projecti
 		}
 	}
 	for i := range r.parts {
-		// A chunk behind a manifest is never replaced.
+		// A chunk behind a manifest is never replaced. Whoever is written a manifest has ended.
+		if old == nil {
+			continue
+		}
+		if a := attemptOf(&old.rec, r.parts[i].attempt); a == nil || !a.Ended {
+			continue
+		}
 		if _, found, err := has(txn, keyManifest(r.action, r.parts[i].attempt)); err != nil {
 			return fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err)
 		} else if found || st.hasManifest(r.action, r.parts[i].attempt) {

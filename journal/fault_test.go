@@ -732,7 +732,7 @@ func TestChainControl(t *testing.T) {
 
 func TestIndeterminateCommit(t *testing.T) {
 	contract.Covers(t, "F9", "M5")
-	for _, where := range []string{"store", "witness", "deadline"} {
+	for _, where := range []string{"store", "witness", "deadline", "witness deadline"} {
 		t.Run(where, func(t *testing.T) {
 			dir := tempDir(t)
 			hold := heldHooks()
@@ -753,6 +753,16 @@ func TestIndeterminateCommit(t *testing.T) {
 				h.StoreError = fail
 			case "witness":
 				h.WitnessError = fail
+			case "witness deadline":
+				opt.CommitDeadline = 300 * time.Millisecond
+				h.WitnessError = func(uint64) error {
+					select {
+					case <-failing:
+						<-release
+					default:
+					}
+					return nil
+				}
 			case "deadline":
 				opt.CommitDeadline = 300 * time.Millisecond
 				h.StoreError = func(uint64) error {
@@ -779,7 +789,7 @@ func TestIndeterminateCommit(t *testing.T) {
 			close(failing)
 			hold.letGo()
 			first, second := <-inGroup, <-waiting
-			if where == "witness" {
+			if strings.HasPrefix(where, "witness") {
 				for name, r := range map[string]answer{"in the group": first, "waiting": second} {
 					if !errors.Is(r.err, dispatch.ErrIndeterminate) || errors.Is(r.err, dispatch.ErrNotWritten) {
 						t.Errorf("%s: %v", name, r.err)
@@ -813,9 +823,9 @@ func TestIndeterminateCommit(t *testing.T) {
 			}
 			r, err := j.Action(bg, good)
 			switch {
-			case where == "witness" && (err != nil || r.Facts.Outcome != outcome.Unknown):
+			case strings.HasPrefix(where, "witness") && (err != nil || r.Facts.Outcome != outcome.Unknown):
 				t.Errorf("reads: %+v, %v", r.Facts, err)
-			case where != "witness" && (err == nil || errors.Is(err, dispatch.ErrActionNotFound)):
+			case !strings.HasPrefix(where, "witness") && (err == nil || errors.Is(err, dispatch.ErrActionNotFound)):
 				// It lacks what somebody was told of, and says so of everything.
 				t.Errorf("a store that failed is read: %+v, %v", r.Facts, err)
 			}
@@ -837,7 +847,7 @@ func TestIndeterminateCommit(t *testing.T) {
 			if rec.Quarantined {
 				t.Fatalf("quarantined: %s", rec.Reason)
 			}
-			if r, err := j.Action(bg, a); err == nil && r.Facts.Outcome != outcome.Unknown || err != nil && (where != "witness" || !errors.Is(err, dispatch.ErrActionNotFound)) {
+			if r, err := j.Action(bg, a); err == nil && r.Facts.Outcome != outcome.Unknown || err != nil && (!strings.HasPrefix(where, "witness") || !errors.Is(err, dispatch.ErrActionNotFound)) {
 				t.Errorf("the one in the group: %+v, %v", r.Facts, err)
 			}
 			if r, err := j.Action(bg, b); known && (err != nil || r.Facts.Outcome != outcome.Unknown) || !known && !errors.Is(err, dispatch.ErrActionNotFound) {

@@ -563,7 +563,7 @@ func (s *relaxedStates) apply(j *Journal, r *request) (rec dispatch.Record, earl
 
 // relaxedBase reads what the store knows of the action, and of its request id.
 func (j *Journal) relaxedBase(r *request) (rec dispatch.Record, earlier dispatch.ActionID, err error) {
-	err = j.view(func(txn *snapshot) error {
+	err = j.peek(func(txn *snapshot) error {
 		p, err := j.readProjection(txn, r.action)
 		if err != nil {
 			return err

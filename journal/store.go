@@ -97,7 +97,7 @@ func (l *storeLogger) Debugf(string, ...any)            {}
 
 // get reads one value. found is false when the key is not in this view.
 func get(txn *snapshot, key []byte) (value []byte, found bool, err error) {
-	if e := txn.pending(key); e != nil {
+	if e, ok := txn.pending(key); ok {
 		return e.value, !e.remove, nil
 	}
 	item, err := txn.Get(key)
@@ -116,7 +116,7 @@ func get(txn *snapshot, key []byte) (value []byte, found bool, err error) {
 
 // has reports whether key is in this view, and its value's size.
 func has(txn *snapshot, key []byte) (size int64, found bool, err error) {
-	if e := txn.pending(key); e != nil {
+	if e, ok := txn.pending(key); ok {
 		return int64(len(e.value)), !e.remove, nil
 	}
 	item, err := txn.Get(key)

@@ -3,7 +3,7 @@
 # internal/bench. Settings, all optional:
 #   QUICK=1 | FULL=1     about 3 minutes | the whole cross product, about 45 minutes (default: about 20)
 #   BENCH_ONLY=REGEXP    scenarios by name, as intercepted/1KiB/c16/keep-alive
-#   BENCH_SYSTEMS=REGEXP systems by name: waybill, waybill-relaxed, waybill-ram, waybill-guard, waybill-noguard, nethttp, squid, mitmproxy
+#   BENCH_SYSTEMS=REGEXP systems by name: waybill, waybill-relaxed, waybill-ram, waybill-sidecar, waybill-guard, waybill-noguard, nethttp, squid, mitmproxy
 #   BENCH_DIR=FOLDER     where the journal of the strict runs lies: on the disk to measure (default: the temporary folder)
 #   BENCH_RIVALS=0       leave out what comes from Debian packages
 #   BENCH_NOTE="…"       text to print beside the numbers, such as what else the machine did

@@ -130,6 +130,15 @@ func allSystems(r *rig) []*system {
 				}
 				return ""
 			}},
+		{Name: sidecar, What: "waybill as in the first line, with --memory-limit=128MiB as in a container of that size; only at 64 clients",
+			absolute: abs, connect: con, only: func(s Scenario) bool { return s.Clients == 64 && s.Bytes == 1<<10 && !s.NewConn }, absent: always,
+			start: func(ctx context.Context, r *rig) (*running, error) {
+				other := *r
+				other.flags = append(slices.Clone(r.flags), "--memory-limit=128MiB")
+				run, err := other.startWaybill(ctx, "l", "", false, nil)
+				r.incarnation = other.incarnation
+				return run, err
+			}},
 		{Name: "nethttp", What: "net/http server and Transport with the same interception, written as plainly as it goes (256 idle connections, upstream verified)",
 			absolute: abs, connect: con, start: startNetHTTP, absent: always},
 		{Name: "squid", What: "squid with ssl-bump, cache and access log off; absolute-form goes upstream in clear",
@@ -210,6 +219,9 @@ func guardSystems(r *rig) []*system {
 	}
 	return out
 }
+
+// sidecar is Waybill with the memory that a container gives it.
+const sidecar = "waybill-sidecar"
 
 // target is the authority that a scenario addresses.
 func (s *system) target(m Mode, r *rig) string {

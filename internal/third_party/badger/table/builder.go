@@ -524,7 +524,8 @@ func (b *Builder) compressData(data []byte) ([]byte, error) {
 }
 
 func (b *Builder) buildIndex(bloom []byte) ([]byte, uint32) {
-	builder := fbs.NewBuilder(3 << 20)
+	// Waybill: as much as an index takes, where 3 MiB were allocated and cleared for each table.
+	builder := fbs.NewBuilder(len(bloom) + 64<<10)
 
 	boList, dataSize := b.writeBlockOffsets(builder)
 	// Write block offset vector the the idxBuilder.
