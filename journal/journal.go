@@ -384,8 +384,8 @@ func (j *Journal) stop(cause error) {
 	j.poison.Do(func() {
 		j.cause.Store(&cause)
 		j.log.Error("journal stopped: a commit is indeterminate", slog.Any("error", cause))
+		j.opt.Metrics.Stopped() // whoever sees that it has stopped finds it counted
 		close(j.poisoned)
-		j.opt.Metrics.Stopped()
 	})
 }
 
