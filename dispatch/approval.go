@@ -473,7 +473,7 @@ func (p *Pipeline) dispatchApproved(id ActionID) {
 	}
 	defer p.survive("an approved request", id)
 	p.cfg.Metrics.InFlight(1)
-	a := &action{p: p, id: id, start: time.Now(), finish: make(chan struct{}), over: make(chan struct{}), leaving: make(chan struct{}), caller: context.Background(), detached: true, recorded: true, left: true, noted: true, asks: true, asked: true}
+	a := &action{p: p, id: id, start: time.Now(), over: make(chan struct{}), caller: context.Background(), detached: true, recorded: true, left: true, noted: true, asks: true, asked: true}
 	a.mark = a.start
 	handed := false
 	defer func() {

@@ -225,7 +225,7 @@ func TestSealCoversWhatIsInjected(t *testing.T) {
 	} {
 		b, _ := credentialBench(t, []inject.Credential{{ID: "s", Source: fixedSource("CANARY-seal-secret")}}, nil, []routes.Injection{
 			{Header: "X-Key", Value: "${secret}", Credential: "s"}, {Kind: routes.InjectQuery, Name: "k", Value: "${secret}", Credential: "s"}, {Kind: routes.InjectBody, Name: "/k", Value: "${secret}", Credential: "s"}})
-		a := &action{p: b.Pipeline, s: post("x0.example.test", "/", "{}", "Content-Type", "application/json"), id: b.newID(), start: testTime, finish: make(chan struct{})}
+		a := &action{p: b.Pipeline, s: post("x0.example.test", "/", "{}", "Content-Type", "application/json"), id: b.newID(), start: testTime}
 		a.accepted = Accepted{Caller: "local", Method: "POST"}
 		if !b.enter() {
 			t.Fatal("draining")

@@ -207,8 +207,8 @@ type action struct {
 	approved string // the approval's fingerprint, once the request was compared with it
 	detached bool   // no caller waits: approved after its caller was told APPROVAL_PENDING
 
-	// interims holds 1xx answers for the caller's own goroutine (see await).
-	interims chan interim
+	// news tells the caller's own goroutine of a reply or an interim (see await). It holds one.
+	news chan struct{}
 
 	caller context.Context //nolint:containedctx // the caller's own, for a streamed answer
 	waits  time.Time       // until then; zero: as long as the route allows
@@ -219,7 +219,7 @@ type action struct {
 	undelivered bool // a streamed answer did not reach its caller
 	settled     bool // the attempt's ending is on record
 	reply       *Reply
-	finish      chan struct{}
+	interims    []interim // 1xx answers, for the caller's own goroutine
 
 	committed bool // its result is stored; set before settled
 
@@ -228,13 +228,13 @@ type action struct {
 	// Of repeats; see repeat.go.
 	key         *Key
 	conditional string
-	further     *Record // an attempt is added to this action
-	early       *Reply  // the answer is on record already
-	purpose     string  // of the lease
-	generation  int     // of the lease; 0 is the first
-	base        int     // attempts on record before this one
-	kept        []byte  // the request, with its dispatch record
-	leaving     chan struct{}
+	further     *Record       // an attempt is added to this action
+	early       *Reply        // the answer is on record already
+	purpose     string        // of the lease
+	generation  int           // of the lease; 0 is the first
+	base        int           // attempts on record before this one
+	kept        []byte        // the request, with its dispatch record
+	leaving     chan struct{} // closed when the caller left; nil: nobody asks
 
 	// Of a command; see exec.go.
 	command     *routes.CommandMatch
@@ -281,10 +281,7 @@ func (a *action) stage(s metrics.Stage) {
 // dispatch its end stops the action (F10), afterwards it only ends the wait (F5).
 // The reply is never nil.
 func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
-	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), finish: make(chan struct{}), leaving: make(chan struct{})}
-	if s.Informational != nil {
-		a.interims = make(chan interim, maxInterims)
-	}
+	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), news: make(chan struct{}, 1)}
 	if s.Exec != nil {
 		a.over = make(chan struct{})
 	}
@@ -320,6 +317,9 @@ func (p *Pipeline) Do(ctx context.Context, s *Submission) *Reply {
 		return r
 	}
 	handed = true
+	if a.route.Contract.Retry != nil {
+		a.leaving = make(chan struct{})
+	}
 	p.runners.start(a, conn)
 	return a.await(ctx)
 }
@@ -541,13 +541,18 @@ func (a *action) choose(context.Context) *Refusal {
 	if refused != nil {
 		return refused
 	}
-	a.out.Target, a.out.Authority, a.out.Header = target, authority(target), header
+	a.out.Target, a.out.Header = target, header
+	if target != a.addressed {
+		a.out.Authority = authority(target)
+	}
 	if refused := a.takeover(); refused != nil {
 		return refused
 	}
 	a.out.Idle, a.out.MaxBody, a.out.CloseDelimited = r.Limits.Idle, r.Limits.Response, r.Contract.CloseDelimited
 	a.out.Upgrade = strings.Join(header["Upgrade"], "")
-	a.accepted.Target = shownTarget(a.out)
+	if target != a.addressed || a.out.RawQuery != a.s.RawQuery || a.out.HasQuery != a.s.HasQuery {
+		a.accepted.Target = shownTarget(a.out)
+	}
 	a.repeatable = r.Repeatable(a.s.Method)
 	a.conditions()
 	a.advice = outcome.ByContract(a.repeatable, false)
@@ -989,14 +994,17 @@ func (a *action) unrecorded(f outcome.Facts, reason string) *Reply {
 func (a *action) await(ctx context.Context) *Reply {
 	for waiting := true; waiting; {
 		select {
-		case i := <-a.interims:
-			a.s.Informational(i.status, i.header)
-		case <-a.finish:
-			for len(a.interims) > 0 {
-				i := <-a.interims
+		case <-a.news:
+			a.mu.Lock()
+			interims, reply := a.interims, a.reply
+			a.interims = nil
+			a.mu.Unlock()
+			for _, i := range interims {
 				a.s.Informational(i.status, i.header)
 			}
-			return a.reply
+			if reply != nil {
+				return reply
+			}
 		case <-ctx.Done():
 			waiting = false
 		}
@@ -1007,7 +1015,9 @@ func (a *action) await(ctx context.Context) *Reply {
 		return a.reply
 	}
 	a.left = true
-	close(a.leaving)
+	if a.leaving != nil {
+		close(a.leaving)
+	}
 	a.cause = "CALLER_CANCELLED"
 	if !gone(ctx) {
 		a.cause = "CALLER_TIMEOUT"
@@ -1052,7 +1062,10 @@ func (a *action) log(rec Record, status int) {
 		return
 	}
 	f := rec.Shown()
-	l.LogAttrs(context.Background(), slog.LevelInfo, "action", slog.String("action", rec.ID.String()), slog.String("caller", rec.Caller), slog.String("session", a.s.Caller.Session), slog.String("route", rec.shownRoute()), slog.String("method", rec.Method),
+	// Without the place in the code, which is always this one and takes time to find.
+	r := slog.NewRecord(time.Now(), slog.LevelInfo, "action", 0)
+	r.AddAttrs(slog.String("action", rec.ID.String()), slog.String("caller", rec.Caller), slog.String("session", a.s.Caller.Session), slog.String("route", rec.shownRoute()), slog.String("method", rec.Method),
 		slog.String("target", rec.Target), slog.String("phase", f.Phase.String()), slog.String("outcome", f.Outcome.String()), slog.String("retry", f.Retry.String()), slog.String("code", f.Code.String()), slog.Int("status", status), slog.Int("attempts", len(rec.Attempts)),
 		slog.Int64("duration_ms", time.Since(a.start).Milliseconds()))
+	_ = l.Handler().Handle(context.Background(), r) // as Logger does: there is nobody to tell
 }

@@ -775,7 +775,7 @@ func TestSnapshotBound(t *testing.T) {
 		"body":   func(a *action) { a.body.mem[0] = 'X' },
 	} {
 		b := newBench(t)
-		a := &action{p: b.Pipeline, s: post("pay.example.test", "/v1/x", "amount=5"), id: b.newID(), start: testTime, finish: make(chan struct{})}
+		a := &action{p: b.Pipeline, s: post("pay.example.test", "/v1/x", "amount=5"), id: b.newID(), start: testTime}
 		a.accepted = Accepted{Caller: "local", Method: "POST"}
 		if !b.enter() {
 			t.Fatal("draining")

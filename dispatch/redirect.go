@@ -128,6 +128,9 @@ func unescaped(s string) string {
 // visibleOf is what all clients agree on in a path or a query: they encode more or less
 // of it, and read bytes outside ASCII in several ways.
 func visibleOf(s string) string {
+	if plainQuery(s) && strings.IndexByte(s, '%') < 0 {
+		return s
+	}
 	return strings.Map(func(r rune) rune {
 		if r <= ' ' || r >= 0x7f {
 			return -1
@@ -138,6 +141,9 @@ func visibleOf(s string) string {
 
 // resolvedPath removes dot segments, as every client does (RFC 3986 §5.2.4), and empty ones.
 func resolvedPath(path string) string {
+	if n := len(path); n > 1 && path[0] == '/' && path[n-1] != '/' && plainQuery(path) && !strings.ContainsAny(path, "%\\") && !strings.Contains(path, "//") && !strings.Contains(path, "/.") {
+		return path // as nearly every one is
+	}
 	var out []string
 	for seg := range strings.SplitSeq(strings.ReplaceAll(visibleOf(path), "\\", "/"), "/") {
 		switch seg {

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"waybill/internal/contract"
 	"waybill/outcome"
 	"waybill/routes"
@@ -94,4 +96,18 @@ func TestLocations(t *testing.T) {
 			t.Errorf("%q: %q, want %q", loc, got, want)
 		}
 	}
+}
+
+// TestResolvedPathOfAPlainOne: a path in which there is nothing to resolve is not taken
+// apart, and comes to the same.
+func TestResolvedPathOfAPlainOne(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		path := rapid.OneOf(rapid.StringMatching(`/[a-c/.%2Ee\\]{0,10}`), rapid.String()).Draw(t, "path")
+		if got, want := resolvedPath("/"+path), resolvedPath("/./"+path); got != want {
+			t.Fatalf("%q: %q, taken apart %q", path, got, want)
+		}
+		if got, want := resolvedPath(path), resolvedPath("/./"+path); path != "" && path[0] == '/' && got != want {
+			t.Fatalf("%q: %q, taken apart %q", path, got, want)
+		}
+	})
 }

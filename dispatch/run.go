@@ -104,13 +104,21 @@ func (a *action) newSink() *resultSink {
 // errLeft is the hand-over error of an answer that nobody waits for.
 var errLeft = errors.New("dispatch: the caller left")
 
+// tell says that there is something for the caller's goroutine, which need not be there.
+func (a *action) tell() {
+	select {
+	case a.news <- struct{}{}:
+	default: // it was told already, and finds this, too
+	}
+}
+
 // publish gives the waiting caller its answer and reports whether it had left.
 func (a *action) publish(reply *Reply) (left bool) {
 	a.mu.Lock()
 	a.reply = reply
 	left = a.left
 	a.mu.Unlock()
-	close(a.finish)
+	a.tell()
 	return left
 }
 
@@ -496,10 +504,12 @@ func (s *resultSink) Informational(status int, h http.Header) {
 	if !s.screen.interim(out) {
 		return
 	}
-	select {
-	case s.a.interims <- interim{status, out}:
-	default: // the caller does not keep up; nothing depends on a 1xx
+	s.a.mu.Lock()
+	if len(s.a.interims) < maxInterims { // else the caller does not keep up; nothing depends on a 1xx
+		s.a.interims = append(s.a.interims, interim{status, out})
 	}
+	s.a.mu.Unlock()
+	s.a.tell()
 }
 
 func (s *resultSink) Head(status int, h http.Header, length int64) error {

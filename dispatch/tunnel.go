@@ -18,7 +18,7 @@ import (
 // connectAction starts the books of a CONNECT that is answered without interception.
 func (p *Pipeline) connectAction(c Caller, authority string) *action {
 	s := &Submission{Caller: c, Method: "CONNECT", Scheme: "https", Authorities: Authorities{}, Protocol: "HTTP/1.1"}
-	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), binding: p.binding.Load(), finish: make(chan struct{})}
+	a := &action{p: p, s: s, id: p.newID(), start: time.Now(), binding: p.binding.Load()}
 	a.mark = a.start
 	a.accepted = Accepted{Caller: c.ID, Method: "CONNECT", Target: authority}
 	return a
