@@ -1,6 +1,7 @@
 package httpx
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -98,17 +99,17 @@ func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispat
 	body := &x.body
 	defer func() {
 		v := c.tap.view()
-		if v.wrote > 0 && v.writeErr == nil && body.read.Load() >= out.Length {
+		if v.wrote > 0 && v.writeErr == nil && (body.memory != nil || body.read.Load() >= out.Length) {
 			// The answer, or its end, may be here before net/http says that the
 			// request is out.
 			x.awaitWrote()
 			v = c.tap.view()
 		}
-		end.Sent = dispatch.Sent{Headers: x.headers.Load() && v.wrote > 0, Complete: x.whole.Load() && v.writeErr == nil && body.read.Load() >= out.Length}
+		end.Sent = dispatch.Sent{Headers: x.headers.Load() && v.wrote > 0, Complete: x.whole.Load() && v.wrote > 0 && v.writeErr == nil && body.taken() >= out.Length}
 		c.reusable.Store(end.Complete && v.writeErr == nil)
 	}()
 
-	req, err := request(httptrace.WithClientTrace(ctx, &x.trace), out, body)
+	req, err := request(httptrace.WithClientTrace(ctx, &x.trace), out, body, !c.tap.h2)
 	if err != nil {
 		return dispatch.Ending{Code: outcome.CodeRemoteOutcomeUnknown, Err: err}
 	}
@@ -188,6 +189,23 @@ func (x *exchange) awaitWrote() {
 type sentBody struct {
 	io.Reader
 	read atomic.Int64
+
+	// memory is the body itself, where net/http gets that; nil: it gets this. It is looked
+	// at once net/http has said that the request is written, and then reads no more.
+	memory *bytes.Reader
+}
+
+// inOneWrite is the longest body that goes out together with the head: net/http writes
+// what it knows to be in memory into one buffer, and the head by itself ahead of anything
+// else. It leaves most of bufferBytes to the head.
+const inOneWrite = bufferBytes / 2
+
+// taken is how much of the body was taken to be written, after it was.
+func (b *sentBody) taken() int64 {
+	if b.memory != nil {
+		return b.memory.Size() - int64(b.memory.Len())
+	}
+	return b.read.Load()
 }
 
 func (b *sentBody) Read(p []byte) (int, error) {
@@ -196,7 +214,7 @@ func (b *sentBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func request(ctx context.Context, out *dispatch.Outgoing, sent *sentBody) (*http.Request, error) {
+func request(ctx context.Context, out *dispatch.Outgoing, sent *sentBody, http1 bool) (*http.Request, error) {
 	path := out.RawPath
 	if path == "" {
 		path = "/"
@@ -212,6 +230,7 @@ func request(ctx context.Context, out *dispatch.Outgoing, sent *sentBody) (*http
 		Host:          out.Authority,
 		ContentLength: out.Length,
 	}).WithContext(ctx)
+	expects := out.Header.Get("Expect") != ""
 	if out.Body != nil && out.Upgrade == "" {
 		body, err := out.Body()
 		if err != nil {
@@ -219,13 +238,16 @@ func request(ctx context.Context, out *dispatch.Outgoing, sent *sentBody) (*http
 		}
 		sent.Reader = body
 		req.Body = io.NopCloser(sent)
+		if memory, ok := body.(*bytes.Reader); ok && http1 && memory.Size() <= inOneWrite && !expects {
+			sent.memory, req.Body = memory, io.NopCloser(memory)
+		}
 		if out.Length == 0 {
-			req.Body = http.NoBody
+			sent.memory, req.Body = nil, http.NoBody
 		}
 	}
 	// net/http sends a body that was refused by the head to keep the connection; an
 	// upload for nothing costs more than a connection.
-	req.Close = req.ContentLength > 0 && out.Header.Get("Expect") != ""
+	req.Close = req.ContentLength > 0 && expects
 	return req, nil
 }
 

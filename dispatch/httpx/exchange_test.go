@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -81,7 +82,7 @@ func outgoing(method, path, body string) *dispatch.Outgoing {
 		Header: http.Header{"User-Agent": {""}}, Idle: 10 * time.Second, MaxBody: 1 << 20}
 	if body != "" || method == http.MethodPost {
 		o.Length = int64(len(body))
-		o.Body = func() (io.Reader, error) { return strings.NewReader(body), nil }
+		o.Body = func() (io.Reader, error) { return bytes.NewReader([]byte(body)), nil } // as a spool in memory does
 	}
 	return o
 }
@@ -559,6 +560,43 @@ func TestPathGoesOutAsItIs(t *testing.T) {
 			if got := all[len(all)-1].Target; got != path+"?q=%2f&r=a+b" {
 				t.Errorf("h2=%v: sent %q, matched %q", h2, got, path)
 			}
+		}
+	}
+}
+
+type countedConn struct {
+	net.Conn
+	writes *atomic.Int32
+}
+
+func (c countedConn) Write(p []byte) (int, error) {
+	c.writes.Add(1)
+	return c.Conn.Write(p)
+}
+
+// TestOneWrite: a request with a small body in memory leaves in one piece, and the markers
+// say what went out (F3).
+func TestOneWrite(t *testing.T) {
+	contract.Covers(t, "F3")
+	r := newRig(t)
+	var writes atomic.Int32
+	var d net.Dialer
+	r.tr = New(Config{SystemRoots: r.ca.Pool(), Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := d.DialContext(ctx, network, address)
+		return countedConn{c, &writes}, err
+	}})
+	t.Cleanup(r.tr.Close)
+	up := testkit.NewUpstream(t, testkit.UpstreamConfig{Handler: func(testkit.Arrival) []testkit.Step { return []testkit.Step{testkit.Reply(200, "ok")} }})
+	o := order("http", up.Addr()) // TLS would make records of it
+	r.send(o, outgoing("GET", "/", ""))
+	for _, n := range []int{1, 256, inOneWrite, inOneWrite + 1} {
+		before := writes.Load()
+		end, _, info := r.send(o, outgoing("POST", "/", strings.Repeat("x", n)))
+		if !end.Complete || !end.Sent.Headers || !end.Sent.Complete || !info.Reused {
+			t.Errorf("%d: %+v", n, end)
+		}
+		if got := writes.Load() - before; (got == 1) != (n <= inOneWrite) {
+			t.Errorf("%d bytes: %d writes", n, got)
 		}
 	}
 }
