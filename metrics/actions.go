@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,14 +11,14 @@ import (
 // actionMetrics count what is on record of actions, attempts and answers.
 type actionMetrics struct {
 	actions       *prometheus.CounterVec
-	actionCache   sync.Map // actionKey → prometheus.Counter
+	ended         series[actionKey, prometheus.Counter] // of actions
 	unrecorded    *prometheus.CounterVec
 	inFlight      prometheus.Gauge
 	duration      *prometheus.HistogramVec
 	stages        map[Stage]prometheus.Observer
 	attempts      *prometheus.CounterVec
-	fresh, reused series[prometheus.Counter]  // of attempts, by route
-	took          series[prometheus.Observer] // of duration
+	fresh, reused series[string, prometheus.Counter]  // of attempts, by route
+	took          series[string, prometheus.Observer] // of duration
 	setupFails    *prometheus.CounterVec
 	resolved      *prometheus.CounterVec
 	reopened      *prometheus.CounterVec
@@ -116,13 +115,12 @@ func (m *Metrics) Action(route string, f outcome.Facts, took time.Duration) {
 		return
 	}
 	key := actionKey{m.routes.label(route), f}
-	c, ok := m.actionCache.Load(key)
-	if !ok {
-		c, _ = m.actionCache.LoadOrStore(key, m.actions.WithLabelValues(key.route, f.Phase.String(), f.Outcome.String(), f.Retry.String(), codeLabel(f.Code)))
-	}
-	c.(prometheus.Counter).Inc() //nolint:forcetypeassert // nothing else is stored in it
+	m.ended.of(key, func(key actionKey) prometheus.Counter {
+		f := key.facts
+		return m.actions.WithLabelValues(key.route, f.Phase.String(), f.Outcome.String(), f.Retry.String(), codeLabel(f.Code))
+	}).Inc()
 	if took >= 0 {
-		m.took.of(key.route, m.duration.WithLabelValues).Observe(took.Seconds())
+		m.took.of(key.route, func(route string) prometheus.Observer { return m.duration.WithLabelValues(route) }).Observe(took.Seconds())
 	}
 }
 
@@ -159,7 +157,7 @@ func (m *Metrics) Attempt(route string, reused bool) {
 	if reused {
 		s, connection = &m.reused, "reused"
 	}
-	s.of(m.routes.label(route), m.attempts.WithLabelValues, connection).Inc()
+	s.of(m.routes.label(route), func(route string) prometheus.Counter { return m.attempts.WithLabelValues(route, connection) }).Inc()
 }
 
 // SetupFailed counts a try of connection setup that ended before the boundary; stage is

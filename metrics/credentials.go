@@ -21,8 +21,8 @@ type credentialMetrics struct {
 	refreshes   *prometheus.CounterVec
 	vaultLocked prometheus.Gauge
 
-	fetched          series[prometheus.Counter]
-	fetchedAt, since series[prometheus.Gauge]
+	fetched          series[string, prometheus.Counter]
+	fetchedAt, since series[string, prometheus.Gauge]
 	expiring         atomic.Bool // there is a series in expiresAt, or was
 }
 
@@ -43,19 +43,19 @@ func (m *Metrics) CredentialFetched(id string, code outcome.Code, took time.Dura
 		return
 	}
 	label := m.credentialNames.label(id)
-	m.fetched.of(label, m.fetches.WithLabelValues).Inc()
+	m.fetched.of(label, func(id string) prometheus.Counter { return m.fetches.WithLabelValues(id) }).Inc()
 	m.fetchTime.Observe(took.Seconds())
 	if code != outcome.CodeNone {
 		m.fetchErrors.WithLabelValues(label, codeLabel(code)).Inc()
 		return
 	}
-	m.fetchedAt.of(label, m.lastFetch.WithLabelValues).Set(float64(at.Unix()))
+	m.fetchedAt.of(label, func(id string) prometheus.Gauge { return m.lastFetch.WithLabelValues(id) }).Set(float64(at.Unix()))
 }
 
 // CredentialVersion says from when the version of a credential is that was used last.
 func (m *Metrics) CredentialVersion(id string, at time.Time) {
 	if m != nil && !at.IsZero() {
-		m.since.of(m.credentialNames.label(id), m.changedAt.WithLabelValues).Set(float64(at.Unix()))
+		m.since.of(m.credentialNames.label(id), func(id string) prometheus.Gauge { return m.changedAt.WithLabelValues(id) }).Set(float64(at.Unix()))
 	}
 }
 

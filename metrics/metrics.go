@@ -127,31 +127,31 @@ func (n *names) label(name string) string {
 	return Other
 }
 
-// series keeps what is counted with each request by its label, which is of a closed list:
+// series keeps what is counted with each request by its labels, which are of closed lists:
 // to look a series up by its labels costs more than to count.
-type series[T any] struct {
+type series[K comparable, T any] struct {
 	mu  sync.RWMutex
-	all map[string]T
+	all map[K]T
 }
 
-// of returns what label has, made by with when it is asked for first.
-func (s *series[T]) of(label string, with func(lvs ...string) T, more ...string) T {
+// of returns the series of key, made by one when it is asked for first.
+func (s *series[K, T]) of(key K, one func(K) T) T {
 	s.mu.RLock()
-	v, ok := s.all[label]
+	v, ok := s.all[key]
 	s.mu.RUnlock()
 	if ok {
 		return v
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if v, ok = s.all[label]; ok {
+	if v, ok = s.all[key]; ok {
 		return v
 	}
 	if s.all == nil {
-		s.all = make(map[string]T)
+		s.all = make(map[K]T)
 	}
-	v = with(append([]string{label}, more...)...)
-	s.all[label] = v
+	v = one(key)
+	s.all[key] = v
 	return v
 }
 

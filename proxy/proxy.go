@@ -352,7 +352,9 @@ func (p *Proxy) handle(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		panic("proxy: a connection without state")
 	}
-	x := &exchange{p: p, origin: r, conn: st, tunnel: st.tunnel, w: &answerWriter{ResponseWriter: w}}
+	x := &exchange{p: p, origin: r, conn: st, tunnel: st.tunnel}
+	x.w = &x.own.answer
+	x.w.ResponseWriter = w
 	if x.tunnel != nil {
 		x.caller = x.tunnel.caller
 	}
@@ -458,6 +460,14 @@ type exchange struct {
 	body      *callerBody     // nil: none
 	cancel    context.CancelFunc
 	left      bool // not counted in flight any more
+
+	// own is what nearly every exchange needs, in one piece of memory.
+	own struct {
+		answer   answerWriter
+		informer informer
+		request  callerBody
+		reply    replyBody
+	}
 }
 
 // end releases what the exchange held.

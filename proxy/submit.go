@@ -194,7 +194,8 @@ func plainTrailer(t http.Header) http.Header {
 func (x *exchange) do(r *http.Request, s *dispatch.Submission) *dispatch.Reply {
 	ctx, cancel := x.callerContext(r, s)
 	x.cancel = cancel // after the answer was written: the reply's body may depend on ctx
-	relay := &informer{w: x.w.ResponseWriter}
+	relay := &x.own.informer
+	relay.w = x.w.ResponseWriter
 	if r.ProtoAtLeast(1, 1) && s.Refused == nil {
 		s.Informational = relay.pass
 	}
@@ -214,7 +215,8 @@ func (x *exchange) callerContext(r *http.Request, s *dispatch.Submission) (conte
 		s.Body = nil // the refusal is recorded whoever is left to hear it (M6)
 		return ctx, cancel
 	}
-	b := &callerBody{r: s.Body, whole: func() func() bool { return context.AfterFunc(r.Context(), cancel) }}
+	b := &x.own.request
+	b.r, b.whole = s.Body, func() func() bool { return context.AfterFunc(r.Context(), cancel) }
 	if s.Body == nil {
 		b.end()
 	} else {
@@ -350,7 +352,8 @@ func (x *exchange) response(r *http.Request, reply *dispatch.Reply) *http.Respon
 	if reply.Status == http.StatusNoContent {
 		delete(h, "Content-Length") // RFC 9110 §8.6
 	}
-	body := &replyBody{x: x, r: reply.Body}
+	body := &x.own.reply
+	*body = replyBody{x: x, r: reply.Body}
 	if r.Context().Err() != nil {
 		body.gone = context.Canceled
 	}

@@ -338,9 +338,15 @@ func (c *conn) readBody(ctx context.Context, out *dispatch.Outgoing, resp *http.
 		return end
 	}
 	buf := bodyBuffers.Get().(*[]byte) //nolint:forcetypeassert // the pool holds nothing else
-	defer bodyBuffers.Put(buf)
+	most := 0
+	defer func() {
+		// What came may hold a secret: it does not wait here for the next answer.
+		clear((*buf)[:most])
+		bodyBuffers.Put(buf)
+	}()
 	for {
 		n, err := resp.Body.Read(*buf)
+		most = max(most, n)
 		if n > 0 {
 			end.Bytes += int64(n)
 			if end.Bytes > out.MaxBody {
