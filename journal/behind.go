@@ -99,6 +99,7 @@ type behind struct {
 	mu      sync.Mutex
 	filling *pending
 	storing *pending // nil: the store has everything before filling
+	steps   uint64   // how many the store has taken
 	failed  error    // the store will have nothing more before the next start
 	closing bool
 	taken   sync.Cond // filling was taken, or never will be
@@ -123,11 +124,12 @@ func (b *behind) hurry() {
 }
 
 // both returns what a reader has to look through before the store, newest first. A view of
-// the store that is opened afterwards has everything that is in neither.
-func (b *behind) both() [2]*pending {
+// the store that is opened afterwards has everything that is in neither; it serves until
+// steps is another.
+func (b *behind) both() (p [2]*pending, steps uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return [2]*pending{b.filling, b.storing}
+	return [2]*pending{b.filling, b.storing}, b.steps
 }
 
 // add takes a durable group. It waits while what there is and the group do not fit into one
@@ -174,6 +176,7 @@ func (b *behind) stored() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.storing = nil
+	b.steps++
 }
 
 // fail says that the store gets nothing more: not what it was given, and not what waits.
@@ -333,8 +336,21 @@ func (j *Journal) committing(f func(*snapshot) error) error {
 	if j.db.IsClosed() {
 		return ErrClosed
 	}
-	behind := j.c.behind.both() // before the view: see both
-	return j.db.View(func(txn *badger.Txn) error { return f(&snapshot{Txn: txn, behind: behind}) })
+	c := &j.c
+	behind, steps := c.behind.both() // before the view: see both
+	if c.view == nil || c.viewed != steps {
+		c.closeView()
+		c.view, c.viewed = j.db.NewTransaction(false), steps
+	}
+	return f(&snapshot{Txn: c.view, behind: behind})
+}
+
+// closeView ends the committer's view of the store.
+func (c *committer) closeView() {
+	if c.view != nil {
+		c.view.Discard()
+		c.view = nil
+	}
 }
 
 // peek runs f on the journal's state, as committing does for the committer: f reads single
@@ -353,7 +369,7 @@ func (j *Journal) peek(f func(*snapshot) error) error {
 	if j.db.IsClosed() {
 		return ErrClosed
 	}
-	behind := b.both()
+	behind, _ := b.both()
 	return j.db.View(func(txn *badger.Txn) error { return f(&snapshot{Txn: txn, behind: behind, adding: &b.mu}) })
 }
 

@@ -306,7 +306,7 @@ func TestPendingIsTheSumOfItsGroups(t *testing.T) {
 				}
 			},
 			"": func(t *rapid.T) {
-				behind := b.both()
+				behind, _ := b.both()
 				for _, key := range []string{"a", "b", "c", "d"} {
 					got, found := store[key]
 					for _, p := range behind {

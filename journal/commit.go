@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dgraph-io/badger/v4"
+
 	"waybill/dispatch"
 	"waybill/internal/killpoint"
 )
@@ -53,6 +55,13 @@ type committer struct {
 	witness *witness
 
 	behind *behind // what the store does not have yet
+	// view is of the store after viewed of its steps. Opening one wakes two goroutines of
+	// Badger's, so that it is kept until it is out of date.
+	view   *badger.Txn
+	viewed uint64
+	// entries and one are kept between groups: the memory of a group's entries, and of one
+	// request's.
+	entries, one []entry
 	// writers are the goroutines that may be in a system call: the committer, the one that
 	// follows with the store, and settle's.
 	writers sync.WaitGroup
@@ -90,12 +99,14 @@ type stage struct {
 // run is the committer's goroutine. One that comes back from the disk after the deadline
 // finds that somebody else has ended in its place.
 func (j *Journal) run() {
-	if j.commits() {
+	ours := j.commits()
+	j.c.closeView()
+	if ours {
 		j.end()
 	}
 }
 
-// end is the last that a committer does.
+// end is the last that a committer does, or overdue in its place.
 func (j *Journal) end() {
 	j.c.behind.close()
 	close(j.finished)
@@ -200,7 +211,8 @@ func (j *Journal) answer(r *request, err error) {
 func (j *Journal) commit(group []*request) (carry []*request, ours bool) {
 	started := time.Now()
 	c := &j.c
-	st := &stage{head: head{seq: c.head.seq, hash: c.head.hash, group: c.head.group + 1}}
+	st := &stage{head: head{seq: c.head.seq, hash: c.head.hash, group: c.head.group + 1}, entries: c.entries[:0]}
+	defer func() { c.keep(st) }()
 	included := make([]*request, 0, len(group))
 	g := Group{}
 	j.space.renew(j)
@@ -296,6 +308,21 @@ func (j *Journal) commit(group []*request) (carry []*request, ours bool) {
 	return carry, true
 }
 
+// keep keeps the memory of a group's entries for the next one, and nothing of what they held.
+func (c *committer) keep(st *stage) {
+	clear(st.entries)
+	if c.entries = st.entries[:0]; cap(c.entries) > maxKeptEntries {
+		c.entries = nil
+	}
+	clear(c.one[:cap(c.one)])
+	if cap(c.one) > maxKeptEntries {
+		c.one = nil
+	}
+}
+
+// maxKeptEntries bounds that memory.
+const maxKeptEntries = 4096
+
 // stage adds one request to the group, or none of it. fits is false when the group
 // has to be closed before it.
 func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err error) {
@@ -356,7 +383,8 @@ func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err er
 	if err := j.admissible(txn, st, r, old, &next.rec); err != nil {
 		return false, err
 	}
-	entries := make([]entry, 0, 10+len(r.chunks))
+	entries := j.c.one[:0]
+	defer func() { j.c.one = entries[:0] }()
 	if len(r.events) > 0 {
 		first := st.head.seq + 1
 		key := keyEvent(first)

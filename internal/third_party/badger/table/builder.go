@@ -6,9 +6,12 @@
 package table
 
 import (
+	"bufio"
 	"crypto/aes"
 	"errors"
+	"io"
 	"math"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -413,6 +416,25 @@ func (bd *buildData) Copy(dst []byte) int {
 	written += copy(dst[written:], bd.checksum)
 	written += copy(dst[written:], y.U32ToBytes(uint32(len(bd.checksum))))
 	return written
+}
+
+// Waybill: writeTo writes what Copy copies, size bytes, and makes it durable.
+func (bd *buildData) writeTo(f *os.File, size int) error {
+	w := bufio.NewWriterSize(io.NewOffsetWriter(f, 0), 256<<10)
+	written := 0
+	for _, bl := range bd.blockList {
+		n, _ := w.Write(bl.data[:bl.end]) // an error stays: Flush returns it
+		written += n
+	}
+	for _, part := range [][]byte{bd.index, y.U32ToBytes(uint32(len(bd.index))), bd.checksum, y.U32ToBytes(uint32(len(bd.checksum)))} {
+		n, _ := w.Write(part)
+		written += n
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	y.AssertTrue(written == size)
+	return f.Sync()
 }
 
 func (b *Builder) Done() buildData {
