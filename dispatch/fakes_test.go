@@ -332,7 +332,7 @@ func (j *memJournal) Chunk(_ context.Context, id ActionID, attempt, index int) (
 	return j.chunks[id][index], nil
 }
 
-func (j *memJournal) Watch(func(Record)) func() { return func() {} }
+func (j *memJournal) Watch(func(*Record) bool, func(Record)) func() { return func() {} }
 
 // last returns the newest action.
 func (j *memJournal) last() Record {

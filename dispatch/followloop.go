@@ -84,11 +84,14 @@ func (h *dueHeap) Pop() any {
 func (p *Pipeline) Follow(ctx context.Context) {
 	changed := make(chan ActionID, followQueue)
 	lost := make(chan struct{}, 1)
-	stop := p.cfg.Journal.Watch(func(rec Record) {
+	pending := func(rec *Record) bool {
+		return rec.Pending() || rec.Ended && rec.Bound != nil && rec.Bound.Recall != nil && rec.AskMore()
+	}
+	stop := p.cfg.Journal.Watch(func(rec *Record) bool { return rec.Reopened && !rec.Ended || pending(rec) }, func(rec Record) {
 		if rec.Reopened && !rec.Ended {
 			p.follow.again(rec.ID)
 		}
-		if !rec.Pending() && !(rec.Ended && rec.Bound != nil && rec.Bound.Recall != nil && rec.AskMore()) {
+		if !pending(&rec) {
 			return
 		}
 		p.follow.firstSeen(rec.ID)

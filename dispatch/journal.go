@@ -82,9 +82,10 @@ type Journal interface {
 	// Chunk returns one durable chunk of an attempt's answer, also before it is complete
 	// (H4). ErrNoResult when it is not there (yet).
 	Chunk(ctx context.Context, id ActionID, attempt, index int) ([]byte, error)
-	// Watch calls f after every durable append, in order of sequence, until the returned
-	// stop is called. f must not block; slow watchers lose events.
-	Watch(f func(Record)) (stop func())
+	// Watch calls f after every durable append that want is true of, in order of sequence,
+	// until the returned stop is called. want (nil: all) is asked where the journal writes:
+	// it must only look. f must not block; slow watchers lose events.
+	Watch(want func(*Record) bool, f func(Record)) (stop func())
 }
 
 // Batch is one durable step of one action.

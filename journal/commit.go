@@ -298,7 +298,7 @@ func (j *Journal) commit(group []*request) (carry []*request, ours bool) {
 	for _, r := range included {
 		if len(r.events) > 0 && !r.boot {
 			j.opt.Metrics.Applied(r.before, &r.rec, r.events)
-			j.watch.publish(r.rec)
+			j.watch.publish(&r.rec)
 		}
 		j.answer(r, nil)
 	}

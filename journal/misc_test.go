@@ -302,6 +302,27 @@ func TestSpaceGate(t *testing.T) {
 	mustVerify(t, j)
 }
 
+// A watcher is woken for what it wants, and for nothing else.
+func TestWatchWanted(t *testing.T) {
+	j := openTest(t, tempDir(t), nil)
+	got := make(chan dispatch.Record, 8)
+	stop := j.Watch(func(r *dispatch.Record) bool { return r.Ended }, func(r dispatch.Record) { got <- r })
+	defer stop()
+	a, b := newID(), newID()
+	mustAppend(t, j, toDispatch(a, "ci", "", "f"))
+	mustAppend(t, j, toDispatch(b, "ci", "", "f"))
+	mustAppend(t, j, toResult(b, []byte("x")))
+	mustAppend(t, j, toResult(a, []byte("x")))
+	for _, id := range []dispatch.ActionID{b, a} {
+		if r := <-got; r.ID != id || !r.Ended {
+			t.Errorf("%s: %+v", id, r.Facts)
+		}
+	}
+	if len(got) > 0 {
+		t.Errorf("unwanted: %+v", <-got)
+	}
+}
+
 func TestConcurrentWriters(t *testing.T) {
 	contract.Covers(t, "M1", "M3")
 	dir := tempDir(t)
@@ -311,7 +332,7 @@ func TestConcurrentWriters(t *testing.T) {
 	j, _ := openWith(t, opt)
 	var seen atomic.Int64
 	var order atomic.Uint64
-	stop := j.Watch(func(r dispatch.Record) {
+	stop := j.Watch(nil, func(r dispatch.Record) {
 		if last := order.Swap(r.LastSeq); last >= r.LastSeq {
 			t.Errorf("watched %d after %d", r.LastSeq, last)
 		}
@@ -755,7 +776,7 @@ func TestClose(t *testing.T) {
 		wantErr(t, j.Admit(), ErrClosed)
 		_, err = j.Action(bg, newID())
 		wantErr(t, err, ErrClosed)
-		j.Watch(func(dispatch.Record) {})()
+		j.Watch(nil, func(dispatch.Record) {})()
 	}
 	for range 200 {
 		if runtime.NumGoroutine() <= before+2 {

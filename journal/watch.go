@@ -15,6 +15,7 @@ type watchers struct {
 }
 
 type watcher struct {
+	want func(*dispatch.Record) bool // nil: all
 	ch   chan dispatch.Record
 	quit chan struct{}
 	done chan struct{}
@@ -24,8 +25,8 @@ const watchBuffer = 256
 
 // Watch implements dispatch.Journal. stop returns when f will not be called any
 // more; it must not be called from f.
-func (j *Journal) Watch(f func(dispatch.Record)) (stop func()) {
-	w := &watcher{ch: make(chan dispatch.Record, watchBuffer), quit: make(chan struct{}), done: make(chan struct{})}
+func (j *Journal) Watch(want func(*dispatch.Record) bool, f func(dispatch.Record)) (stop func()) {
+	w := &watcher{want: want, ch: make(chan dispatch.Record, watchBuffer), quit: make(chan struct{}), done: make(chan struct{})}
 	ws := &j.watch
 	ws.mu.Lock()
 	if ws.closed {
@@ -67,12 +68,15 @@ func (ws *watchers) stop(w *watcher) {
 }
 
 // publish is the committer's.
-func (ws *watchers) publish(r dispatch.Record) {
+func (ws *watchers) publish(r *dispatch.Record) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	for w := range ws.all {
+		if w.want != nil && !w.want(r) {
+			continue
+		}
 		select {
-		case w.ch <- r:
+		case w.ch <- *r:
 		default: // slow: this one is lost to it
 		}
 	}

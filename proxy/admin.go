@@ -141,7 +141,7 @@ func (a *api) ask(f func(context.Context) (any, error)) {
 // tail writes each action as it changes, until the reader leaves.
 func (a *api) tail() {
 	ch := make(chan dispatch.Record, tailBuffer)
-	stop := a.p.journal.Watch(func(rec dispatch.Record) {
+	stop := a.p.journal.Watch(nil, func(rec dispatch.Record) {
 		select {
 		case ch <- rec:
 		default: // Watch must not block; a slow reader loses lines

@@ -30,7 +30,7 @@ type Journal interface {
 	Actions(ctx context.Context, f dispatch.Filter) iter.Seq2[dispatch.Record, error]
 	OpenResult(ctx context.Context, id dispatch.ActionID) (dispatch.Result, io.ReadCloser, error)
 	Chunk(ctx context.Context, id dispatch.ActionID, attempt, index int) ([]byte, error)
-	Watch(f func(dispatch.Record)) (stop func())
+	Watch(want func(*dispatch.Record) bool, f func(dispatch.Record)) (stop func())
 }
 
 // fieldIncomplete is the trailer of a list that may not be all there is, with the reason.

@@ -195,12 +195,11 @@ func (a *api) await(rec dispatch.Record) {
 	}
 	over := func(r *dispatch.Record) bool { return r.Ended && !r.Pending() }
 	changed := make(chan dispatch.Record, 1)
-	stop := a.p.journal.Watch(func(r dispatch.Record) {
-		if r.ID == rec.ID && over(&r) {
-			select {
-			case changed <- r:
-			default:
-			}
+	id := rec.ID
+	stop := a.p.journal.Watch(func(r *dispatch.Record) bool { return r.ID == id && over(r) }, func(r dispatch.Record) {
+		select {
+		case changed <- r:
+		default:
 		}
 	})
 	defer stop()

@@ -162,11 +162,15 @@ type errReader struct{ err error }
 
 func (r errReader) Read([]byte) (int, error) { return 0, r.err }
 
-func (j *fakeJournal) Watch(f func(dispatch.Record)) (stop func()) {
+func (j *fakeJournal) Watch(want func(*dispatch.Record) bool, f func(dispatch.Record)) (stop func()) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	n := len(j.watchers)
-	j.watchers[n] = f
+	j.watchers[n] = func(r dispatch.Record) {
+		if want == nil || want(&r) {
+			f(r)
+		}
+	}
 	return func() {
 		j.mu.Lock()
 		defer j.mu.Unlock()

@@ -307,7 +307,12 @@ routes:
 	if v, ok := os.LookupEnv(profileVariable); ok {
 		env = append(env, profileVariable+"="+v)
 	}
-	if run.process, err = startProcess(ctx, filepath.Join(dir, "log"), dir, env, ready, path, args...); err != nil {
+	// Not beside the configuration, whose folder is watched: every line would wake somebody.
+	logs := filepath.Join(dir, "logs")
+	if err := os.Mkdir(logs, 0o700); err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	if run.process, err = startProcess(ctx, filepath.Join(logs, "log"), dir, env, ready, path, args...); err != nil {
 		return nil, err
 	}
 	run.measure = run.pid()
