@@ -118,7 +118,8 @@ const maxAllocatorInitialSz = 256 << 20
 
 // NewTableBuilder makes a new TableBuilder.
 func NewTableBuilder(opts Options) *Builder {
-	sz := 2 * int(opts.TableSize)
+	// Waybill: what a table takes with the ends of its blocks, not twice its size.
+	sz := int(opts.TableSize) + int(opts.TableSize)/2
 	if sz > maxAllocatorInitialSz {
 		sz = maxAllocatorInitialSz
 	}
