@@ -96,19 +96,19 @@ func (b *backupWriter) record(kind byte, key, value []byte) error {
 func (j *Journal) Backup(ctx context.Context, w io.Writer) (BackupInfo, error) {
 	info := BackupInfo{At: j.opt.Now().UTC()}
 	var txn *snapshot
+	var done func()
 	var raw []rawSegment
 	err := j.between(func() (err error) {
-		if j.db.IsClosed() {
-			return ErrClosed
-		}
 		// What the store does not take is in the witness, and a start makes it again.
 		_ = j.caughtUp()
-		txn = &snapshot{Txn: j.db.NewTransaction(false)}
+		if txn, done, err = j.storeOnly(); err != nil {
+			return err
+		}
 		raw, err = loadSegments(j.folder.path(nameWitness))
 		return err
 	})
-	if txn != nil {
-		defer txn.Discard()
+	if done != nil {
+		defer done()
 	}
 	if err != nil {
 		return info, err

@@ -94,21 +94,32 @@ func (p *pending) put(e *entry) {
 func (p *pending) count() int64 { return int64(len(p.entries) - p.dropped) }
 
 // behind is what the store is behind with: filling takes the groups that become durable,
-// storing is on its way. Together with the store they are the journal's state.
+// storing is on its way. Together with view they are the journal's state.
 type behind struct {
 	mu      sync.Mutex
 	filling *pending
 	storing *pending // nil: the store has everything before filling
-	steps   uint64   // how many the store has taken
-	failed  error    // the store will have nothing more before the next start
+	// view is of the store with everything before storing. All readers share it: Badger makes
+	// who opens one wait for every commit that has begun, also one that hangs.
+	view    *storeView
+	open    func() *badger.Txn
+	due     bool  // filling is to be taken now
+	failed  error // the store will have nothing more before the next start
 	closing bool
 	taken   sync.Cond // filling was taken, or never will be
 	wake    chan struct{}
 	age     *time.Timer
 }
 
-func newBehind() *behind {
-	b := &behind{filling: newPending(0), wake: make(chan struct{}, 1)}
+// storeView is a read transaction of several readers.
+type storeView struct {
+	*badger.Txn
+	users int // under the lock of behind
+}
+
+// newBehind is called while nobody writes to the store.
+func newBehind(open func() *badger.Txn) *behind {
+	b := &behind{filling: newPending(0), open: open, view: &storeView{open(), 1}, wake: make(chan struct{}, 1)}
 	b.taken.L = &b.mu
 	b.age = time.AfterFunc(time.Hour, b.hurry)
 	b.age.Stop()
@@ -117,19 +128,44 @@ func newBehind() *behind {
 
 // hurry makes the store take what there is.
 func (b *behind) hurry() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.now()
+}
+
+// now is hurry for who has the lock.
+func (b *behind) now() {
+	b.due = true
 	select {
 	case b.wake <- struct{}{}:
 	default:
 	}
 }
 
-// both returns what a reader has to look through before the store, newest first. A view of
-// the store that is opened afterwards has everything that is in neither; it serves until
-// steps is another.
-func (b *behind) both() (p [2]*pending, steps uint64) {
+// acquire returns what a reader has to look through before the store, newest first, and a
+// view of the store that has everything that is in neither: one moment of the journal, but
+// for what is added to the first. It waits for no store; nil: the journal is closed. Whoever
+// has a view must release it.
+func (b *behind) acquire() (p [2]*pending, v *storeView) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return [2]*pending{b.filling, b.storing}, b.steps
+	if b.view != nil {
+		b.view.users++
+	}
+	return [2]*pending{b.filling, b.storing}, b.view
+}
+
+func (b *behind) release(v *storeView) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v.left()
+}
+
+// left is told of one user less.
+func (v *storeView) left() {
+	if v.users--; v.users == 0 {
+		v.Discard()
+	}
 }
 
 // add takes a durable group. It waits while what there is and the group do not fit into one
@@ -142,7 +178,7 @@ func (b *behind) add(entries []entry, group uint64, maxBytes, maxCount int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for b.failed == nil && !b.filling.empty() && (b.filling.bytes+bytes >= maxBytes || b.filling.count()+int64(len(entries))+1 >= maxCount) {
-		b.hurry()
+		b.now()
 		b.taken.Wait()
 	}
 	p := b.filling
@@ -154,17 +190,18 @@ func (b *behind) add(entries []entry, group uint64, maxBytes, maxCount int64) {
 		p.put(&entries[i])
 	}
 	if p.bytes >= behindBytes {
-		b.hurry()
+		b.now()
 	}
 }
 
-// take hands over what there is; nil when there is nothing. last: nothing will follow.
+// take hands over what is due; nil when nothing is. last: nothing will follow.
 func (b *behind) take() (p *pending, last bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.filling.empty() || b.failed != nil {
+	if b.filling.empty() || b.failed != nil || !b.due && !b.closing {
 		return nil, b.closing
 	}
+	b.due = false
 	b.storing, b.filling = b.filling, newPending(len(b.filling.entries))
 	b.age.Stop()
 	b.taken.Broadcast()
@@ -176,7 +213,10 @@ func (b *behind) stored() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.storing = nil
-	b.steps++
+	if b.view != nil {
+		b.view.left()
+		b.view = &storeView{b.open(), 1} // no commit runs: this one has ended, and the next waits for the lock
+	}
 }
 
 // fail says that the store gets nothing more: not what it was given, and not what waits.
@@ -196,10 +236,20 @@ func (b *behind) fail(err error) {
 // close lets the goroutine that follows end when it has given the store what there is.
 func (b *behind) close() {
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.closing = true
-	b.mu.Unlock()
 	b.age.Stop()
-	b.hurry()
+	b.now()
+}
+
+// shut is called before the store is closed: nobody reads it any more.
+func (b *behind) shut() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.view != nil {
+		b.view.left()
+		b.view = nil
+	}
 }
 
 // wait returns when the store has every group that was added so far.
@@ -208,6 +258,8 @@ func (b *behind) wait() error {
 	p, err := b.filling, b.failed
 	if p.empty() {
 		p = b.storing
+	} else {
+		b.now()
 	}
 	b.mu.Unlock()
 	switch {
@@ -216,7 +268,6 @@ func (b *behind) wait() error {
 	case p == nil:
 		return nil
 	}
-	b.hurry()
 	<-p.done
 	return p.err
 }
@@ -333,28 +384,36 @@ func (j *Journal) committing(f func(*snapshot) error) error {
 	if err := j.storeIntact(); err != nil {
 		return err
 	}
-	if j.db.IsClosed() {
-		return ErrClosed
+	s, done, err := j.moment()
+	if err != nil {
+		return err
 	}
-	c := &j.c
-	behind, steps := c.behind.both() // before the view: see both
-	if c.view == nil || c.viewed != steps {
-		c.closeView()
-		c.view, c.viewed = j.db.NewTransaction(false), steps
-	}
-	return f(&snapshot{Txn: c.view, behind: behind})
+	defer done()
+	return f(s)
 }
 
-// closeView ends the committer's view of the store.
-func (c *committer) closeView() {
-	if c.view != nil {
-		c.view.Discard()
-		c.view = nil
+// moment returns the journal's state of now, and what to call when it is not read any more.
+// It waits for nothing, and does not ask whether the store is intact.
+func (j *Journal) moment() (s *snapshot, done func(), err error) {
+	if j.db.IsClosed() {
+		return nil, nil, ErrClosed
 	}
+	b := j.c.behind
+	if b == nil {
+		txn := j.db.NewTransaction(false)
+		return &snapshot{Txn: txn}, txn.Discard, nil
+	}
+	p, v := b.acquire()
+	if v == nil {
+		return nil, nil, ErrClosed
+	}
+	return &snapshot{Txn: v.Txn, behind: p}, func() { b.release(v) }, nil
 }
 
 // peek runs f on the journal's state, as committing does for the committer: f reads single
-// keys and waits for no store. What is added meanwhile it may see, or not.
+// keys, and waits for no store. What is added meanwhile it may see in part – an action that
+// retention takes away – so that what then looks damaged is looked at again, all at one
+// moment. f may run twice.
 func (j *Journal) peek(f func(*snapshot) error) error {
 	b := j.c.behind
 	if b == nil {
@@ -366,11 +425,17 @@ func (j *Journal) peek(f func(*snapshot) error) error {
 	if err := j.storeIntact(); err != nil {
 		return err
 	}
-	if j.db.IsClosed() {
-		return ErrClosed
+	s, done, err := j.moment()
+	if err != nil {
+		return err
 	}
-	behind, _ := b.both()
-	return j.db.View(func(txn *badger.Txn) error { return f(&snapshot{Txn: txn, behind: behind, adding: &b.mu}) })
+	s.adding = &b.mu
+	err = f(s)
+	done()
+	if damaged := (*CorruptError)(nil); errors.As(err, &damaged) {
+		return j.view(f)
+	}
+	return err
 }
 
 // view runs f in a read transaction, which holds everything that anybody was told of.
@@ -380,8 +445,18 @@ func (j *Journal) view(f func(*snapshot) error) error {
 			return err
 		}
 	}
-	if j.db.IsClosed() {
-		return ErrClosed
+	s, done, err := j.storeOnly()
+	if err != nil {
+		return err
 	}
-	return j.db.View(func(txn *badger.Txn) error { return f(&snapshot{Txn: txn}) })
+	defer done()
+	return f(s)
+}
+
+// storeOnly is a moment of what the store has by itself.
+func (j *Journal) storeOnly() (s *snapshot, done func(), err error) {
+	if s, done, err = j.moment(); err == nil {
+		s.behind = [2]*pending{}
+	}
+	return s, done, err
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dgraph-io/badger/v4"
 	"pgregory.net/rapid"
 
 	"waybill/dispatch"
@@ -240,19 +242,31 @@ func TestOlderBriefProjection(t *testing.T) {
 	older := stored()
 	mustAppend(t, j, dispatch.Batch{Action: id, Events: []dispatch.Event{evDispatch(1)}})
 	mustVerify(t, j)
-	if err := j.between(func() error { return j.put([]entry{{key: keyAction(famRecord, id), value: older}}) }); err != nil {
+	if err := j.maintain([]entry{{key: keyAction(famRecord, id), value: older}}); err != nil {
 		t.Fatal(err)
 	}
 	_, err := j.Verify(bg)
 	wantErr(t, err, ErrCorrupt)
 }
 
+// emptyStore opens views of a store that nobody writes to.
+func emptyStore(t *testing.T) func() *badger.Txn {
+	t.Helper()
+	db, err := badger.Open(badger.DefaultOptions("").WithInMemory(true).WithMemTableSize(memTableBytes).WithLogger(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return func() *badger.Txn { return db.NewTransaction(false) }
+}
+
 // What the store is given is the sum of its groups: read through what it is behind with, and
 // read from the store alone afterwards, every key is as if each group had been stored.
 func TestPendingIsTheSumOfItsGroups(t *testing.T) {
+	open := emptyStore(t)
 	rapid.Check(t, func(t *rapid.T) {
 		store, want := map[string]string{}, map[string]string{}
-		b := newBehind()
+		b := newBehind(open)
 		group := uint64(0)
 		apply := func(p *pending) {
 			if p == nil {
@@ -295,6 +309,7 @@ func TestPendingIsTheSumOfItsGroups(t *testing.T) {
 			},
 			"take": func(*rapid.T) {
 				if b.storing == nil {
+					b.hurry()
 					b.take()
 				}
 			},
@@ -306,7 +321,8 @@ func TestPendingIsTheSumOfItsGroups(t *testing.T) {
 				}
 			},
 			"": func(t *rapid.T) {
-				behind, _ := b.both()
+				behind, v := b.acquire()
+				b.release(v)
 				for _, key := range []string{"a", "b", "c", "d"} {
 					got, found := store[key]
 					for _, p := range behind {
@@ -323,6 +339,7 @@ func TestPendingIsTheSumOfItsGroups(t *testing.T) {
 		})
 		apply(b.storing)
 		b.stored()
+		b.hurry()
 		p, _ := b.take()
 		apply(p)
 		if !maps.Equal(store, want) {
@@ -336,20 +353,237 @@ func TestPendingIsTheSumOfItsGroups(t *testing.T) {
 func TestWhatCameToNothingIsNotStored(t *testing.T) {
 	id := newID()
 	open := entry{key: keyAction(famOpen, id), fresh: true}
-	b := newBehind()
-	b.add([]entry{open, {key: []byte("other"), value: []byte("1")}}, 1, 1<<20, 1<<20)
-	b.add([]entry{{key: open.key, remove: true}, {key: []byte("other"), value: []byte("2")}}, 2, 1<<20, 1<<20)
-	p, _ := b.take()
-	if p.count() != 1 || p.find(open.key) != nil {
+	gone := entry{key: open.key, remove: true}
+	b := newBehind(emptyStore(t))
+	group := uint64(0)
+	add := func(entries ...entry) {
+		group++
+		b.add(entries, group, 1<<20, 1<<20)
+	}
+	take := func() *pending {
+		b.hurry()
+		p, _ := b.take()
+		return p
+	}
+	other := []byte("other")
+	add(open, entry{key: other, value: []byte("1")})
+	add(gone, entry{key: other, value: []byte("2")})
+	if p := take(); p.count() != 1 || p.find(open.key) != nil {
 		t.Errorf("%d entries, the index has %v", p.count(), p.find(open.key))
 	}
-	// Where the store may have it already, the removal has to follow.
-	b.add([]entry{open}, 3, 1<<20, 1<<20)
 	b.stored()
-	p, _ = b.take()
-	b.add([]entry{{key: open.key, remove: true}}, 4, 1<<20, 1<<20)
+	// Where the store may have it already, the removal has to follow, whatever comes between.
+	add(open)
+	p := take()
+	add(gone)
 	if e := b.filling.find(open.key); p.count() != 1 || e == nil || !e.remove {
 		t.Errorf("%d entries, then %+v", p.count(), e)
+	}
+	add(open)
+	add(gone)
+	if e := b.filling.find(open.key); e == nil || !e.remove {
+		t.Errorf("taken back twice: %+v", e)
+	}
+}
+
+// What does not fit into one transaction of the store waits until there is room; a store
+// that has failed holds nobody up.
+func TestNoMoreThanATransaction(t *testing.T) {
+	value := make([]byte, 1000)
+	for _, limit := range []struct{ bytes, count int64 }{{4000, 1 << 20}, {1 << 20, 4}} {
+		b := newBehind(emptyStore(t))
+		added := make(chan uint64)
+		go func() {
+			for n := range uint64(8) {
+				b.add([]entry{{key: keyEvent(n + 1), value: value}}, n+1, limit.bytes, limit.count)
+				added <- n + 1
+			}
+			close(added)
+		}()
+		last := uint64(0)
+		wait := func() {
+			for {
+				select {
+				case n, ok := <-added:
+					if !ok {
+						last = 9
+						return
+					}
+					last = n
+				case <-time.After(100 * time.Millisecond):
+					return
+				}
+			}
+		}
+		wait()
+		p, _ := b.take() // what is full is due
+		if last == 0 || last > 3 || p == nil || p.bytes >= limit.bytes || p.count()+1 >= limit.count {
+			t.Fatalf("%d groups, %+v", last, p)
+		}
+		b.stored()
+		wait()
+		if last > 6 {
+			t.Fatalf("%d groups", last)
+		}
+		b.fail(errors.New("EIO"))
+		for range added {
+		}
+	}
+}
+
+// stuck makes a store whose commits hang: none of its tables can be written, so that its
+// memtables fill up.
+func stuck(t *testing.T, deadline time.Duration) *Journal {
+	t.Helper()
+	dir := tempDir(t)
+	opt := testOptions(dir, &hooks.Hooks{NoSync: true})
+	opt.CommitDeadline = deadline
+	j, _, err := Open(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 200 {
+		if err := os.Mkdir(filepath.Join(dir, nameStore, fmt.Sprintf("%06d.sst", i)), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+			t.Fatal(err)
+		}
+	}
+	return j
+}
+
+// A store that hangs in its commit holds up nobody beyond the deadline: who appends is
+// answered, figures are given, and the journal can be closed, so that the process ends.
+func TestCommitOfTheStoreHangs(t *testing.T) {
+	contract.Covers(t, "M5", "F9")
+	j := stuck(t, 2*time.Second)
+	id, other := newID(), newID()
+	mustAppend(t, j, toDispatch(id, "ci", "", "f"))
+	mustAppend(t, j, toDispatch(other, "ci", "", "f"))
+	const patience = 20 * time.Second
+	within := func(what string, f func() error) error {
+		t.Helper()
+		done := make(chan error, 1)
+		go func() { done <- f() }()
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(patience):
+			t.Fatalf("%s waits for a store that hangs", what)
+			return nil
+		}
+	}
+	data := make([]byte, 200<<10)
+	stopped := false
+	for i := 0; i < 600 && !stopped; i++ {
+		err := within("an append", func() error {
+			_, err := j.Append(bg, dispatch.Batch{Action: id, Chunks: []dispatch.Chunk{{Attempt: 1, Index: i, Data: data}}})
+			return err
+		})
+		p, v := j.c.behind.acquire()
+		j.c.behind.release(v)
+		if p[1] != nil && i%16 == 0 {
+			_ = within("a relaxed append", func() error {
+				_, err := j.Append(bg, dispatch.Batch{Action: other, Events: []dispatch.Event{evResponse(1, 200)}, Relaxed: true})
+				return err
+			})
+		}
+		stopped = err != nil
+	}
+	if !stopped {
+		t.Fatal("the store never hung")
+	}
+	<-j.Poisoned()
+	_ = within("the status", func() error { j.Stats(); return nil })
+	if err := within("a read", func() error { return second(j.Action(bg, id)) }); err == nil || errors.Is(err, dispatch.ErrActionNotFound) {
+		t.Errorf("read: %v", err)
+	}
+	_ = within("a backup", func() error { return second(j.Backup(bg, io.Discard)) })
+	wantErr(t, within("the end", j.Close), dispatch.ErrIndeterminate)
+}
+
+// Everything is decided on what the store is behind with: it takes nothing at all here.
+func TestDecidedBeforeStored(t *testing.T) {
+	contract.Covers(t, "F2", "I2", "M7")
+	for _, storing := range []bool{false, true} {
+		hanging, release := make(chan struct{}), make(chan struct{})
+		h := &hooks.Hooks{NoSync: true, CheckCache: true, StoreError: func(uint64) error {
+			select {
+			case <-hanging:
+				<-release
+			default:
+			}
+			return nil
+		}}
+		opt := testOptions(tempDir(t), h)
+		opt.CommitDeadline = time.Minute
+		j, _ := openWith(t, opt)
+		close(hanging)
+		appended := func(what string, want error, b dispatch.Batch) dispatch.Receipt {
+			t.Helper()
+			r, err := j.Append(bg, b)
+			if want == nil && err != nil || !errors.Is(err, want) {
+				t.Errorf("%s: %v", what, err)
+			}
+			if storing {
+				j.c.behind.hurry()
+			}
+			return r
+		}
+		a, b, c := newID(), newID(), newID()
+		body := make([]byte, 1000)
+		chunk := []dispatch.Chunk{{Attempt: 1, Index: 0, Last: true, Data: body}}
+		rejected := facts(outcome.RemoteExecution, outcome.Rejected, outcome.Backoff, outcome.CodeRemoteRejected)
+		appended("dispatch", nil, toDispatch(a, "ci", "r", "f"))
+		if r := appended("a request id that is taken", dispatch.ErrRequestIDTaken, toDispatch(b, "ci", "r", "f")); r.Earlier != a {
+			t.Errorf("earlier is %s", r.Earlier)
+		}
+		if r := appended("the same, relaxed", dispatch.ErrRequestIDTaken, dispatch.Batch{Action: b, Events: []dispatch.Event{evAccepted("ci", "r")}, Relaxed: true}); r.Earlier != a {
+			t.Errorf("earlier is %s", r.Earlier)
+		}
+		appended("a second dispatch", dispatch.ErrIllegalTransition, dispatch.Batch{Action: a, Events: []dispatch.Event{evDispatch(1)}})
+		appended("a chunk", nil, dispatch.Batch{Action: a, Chunks: chunk})
+		appended("its result", nil, dispatch.Batch{Action: a, Events: []dispatch.Event{evResponse(1, 200), evResult(1, 200, 1, body, committed)}})
+		appended("a chunk behind the manifest", dispatch.ErrIllegalTransition, dispatch.Batch{Action: a, Chunks: chunk})
+		appended("another", nil, toDispatch(c, "ci", "", "f"))
+		appended("unknown", nil, dispatch.Batch{Action: c, Events: []dispatch.Event{evResolved(1, unknown)}})
+		appended("rejected after all", nil, dispatch.Batch{Action: c, Events: []dispatch.Event{evResponse(1, 429), evResolved(1, rejected)}})
+		appended("repeated", nil, dispatch.Batch{Action: c, Events: []dispatch.Event{evLease(2), evRepeat(2, 2)}})
+		_, got, err := j.OpenResult(bg, a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if read, err := io.ReadAll(got); err != nil || !bytes.Equal(read, body) {
+			t.Errorf("the result: %d bytes, %v", len(read), err)
+		}
+		close(release)
+		mustVerify(t, j)
+	}
+}
+
+// A plan walks over the store: it is refused where the store lacks what it would walk over.
+func TestPlanOfAStoreThatFailed(t *testing.T) {
+	contract.Covers(t, "M5", "M7")
+	failing := make(chan struct{})
+	h := &hooks.Hooks{NoSync: true, StoreError: func(uint64) error {
+		select {
+		case <-failing:
+			time.Sleep(300 * time.Millisecond) // the plan is on its way by then
+			return errors.New("EIO")
+		default:
+			return nil
+		}
+	}}
+	j, _ := openWith(t, testOptions(tempDir(t), h))
+	close(failing)
+	if _, err := j.Append(bg, toDispatch(newID(), "ci", "", "f")); err != nil {
+		t.Fatal(err)
+	}
+	ran := false
+	err := j.planned(func(*snapshot, *stage) ([]entry, error) {
+		ran = true
+		return nil, nil
+	})
+	if ran || err == nil {
+		t.Errorf("it ran: %v, %v", ran, err)
 	}
 }
 
@@ -390,15 +624,26 @@ func TestRelaxedWaitsForNoStore(t *testing.T) {
 // Who did not fit into the group that became indeterminate is answered like the others.
 func TestCarriedIsAnswered(t *testing.T) {
 	contract.Covers(t, "F9")
+	t.Run("error", func(t *testing.T) { testCarried(t, func() error { return errors.New("EIO") }) })
+	t.Run("deadline", func(t *testing.T) {
+		release := make(chan struct{})
+		defer close(release)
+		testCarried(t, func() error { <-release; return nil })
+	})
+}
+
+func testCarried(t *testing.T, fail func() error) {
 	hold := heldHooks()
 	var left atomic.Int32
 	hold.WitnessError = func(uint64) error {
 		if left.Add(-1) == 0 {
-			return errors.New("EIO")
+			return fail()
 		}
 		return nil
 	}
-	j, _ := openWith(t, testOptions(tempDir(t), &hold.Hooks))
+	opt := testOptions(tempDir(t), &hold.Hooks)
+	opt.CommitDeadline = time.Second
+	j, _ := openWith(t, opt)
 	// Each is named four times in the witness: two hundred and fifty-six fill a group.
 	rejected := facts(outcome.RemoteExecution, outcome.Rejected, outcome.Backoff, outcome.CodeRemoteRejected)
 	events := []dispatch.Event{evAccepted("ci", ""), evBound("f"), evCredential(), evDispatch(1), evResponse(1, 429),

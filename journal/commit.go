@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dgraph-io/badger/v4"
-
 	"waybill/dispatch"
 	"waybill/internal/killpoint"
 )
@@ -55,10 +53,6 @@ type committer struct {
 	witness *witness
 
 	behind *behind // what the store does not have yet
-	// view is of the store after viewed of its steps. Opening one wakes two goroutines of
-	// Badger's, so that it is kept until it is out of date.
-	view   *badger.Txn
-	viewed uint64
 	// entries and one are kept between groups: the memory of a group's entries, and of one
 	// request's.
 	entries, one []entry
@@ -99,9 +93,7 @@ type stage struct {
 // run is the committer's goroutine. One that comes back from the disk after the deadline
 // finds that somebody else has ended in its place.
 func (j *Journal) run() {
-	ours := j.commits()
-	j.c.closeView()
-	if ours {
+	if j.commits() {
 		j.end()
 	}
 }
@@ -216,9 +208,9 @@ func (j *Journal) commit(group []*request) (carry []*request, ours bool) {
 	included := make([]*request, 0, len(group))
 	g := Group{}
 	j.space.renew(j)
+	var lacking error
 	if slices.ContainsFunc(group, func(r *request) bool { return r.plan != nil }) {
-		// A plan walks over the store: it has to be there. That it fails, committing says.
-		_ = j.caughtUp()
+		lacking = j.caughtUp() // a plan walks over the store: it has to be there
 	}
 	err := j.committing(func(txn *snapshot) error {
 		for i, r := range group {
@@ -228,6 +220,10 @@ func (j *Journal) commit(group []*request) (carry []*request, ours bool) {
 			}
 			if r.call != nil {
 				j.answer(r, r.call())
+				continue
+			}
+			if r.plan != nil && lacking != nil {
+				j.answer(r, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, lacking))
 				continue
 			}
 			fits, err := j.stage(txn, st, r)

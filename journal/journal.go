@@ -432,6 +432,9 @@ func (j *Journal) shut() error {
 	go func() {
 		j.c.writers.Wait() // one whose answer nobody waited for may still run
 		var err error
+		if j.c.behind != nil {
+			j.c.behind.shut()
+		}
 		if flush {
 			err = j.db.Close()
 		}

@@ -143,7 +143,7 @@ func (j *Journal) KeptActions(context.Context) (ids []dispatch.ActionID, err err
 func (j *Journal) Keyed(_ context.Context, caller, scope, key string) (rec dispatch.Record, err error) {
 	want := dispatch.Record{Caller: caller, Bound: &dispatch.Bound{Key: &dispatch.Key{Scope: scope, Key: key}}}
 	at := j.keyOf(&want)
-	err = j.view(func(txn *snapshot) error {
+	err = j.peek(func(txn *snapshot) error {
 		v, found, err := get(txn, at)
 		if err != nil {
 			return err

@@ -19,7 +19,7 @@ import (
 // store, or named by the witness after the store's end.
 func (j *Journal) Action(_ context.Context, id dispatch.ActionID) (dispatch.Record, error) {
 	var p *projection
-	err := j.view(func(txn *snapshot) (err error) {
+	err := j.peek(func(txn *snapshot) (err error) {
 		p, err = j.readProjection(txn, id)
 		return err
 	})
@@ -112,7 +112,7 @@ func (j *Journal) frameOf(txn *snapshot, id dispatch.ActionID, first uint64) (f 
 // ByRequestID implements dispatch.Journal.
 func (j *Journal) ByRequestID(_ context.Context, caller, requestID string) (id dispatch.ActionID, err error) {
 	key := keyRequest(j.seal.mac(macRequest, caller, requestID))
-	err = j.view(func(txn *snapshot) error {
+	err = j.peek(func(txn *snapshot) error {
 		v, found, err := get(txn, key)
 		if err != nil {
 			return err

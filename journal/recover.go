@@ -79,6 +79,9 @@ func Open(opt Options) (*Journal, *Recovery, error) {
 			if j.c.witness != nil {
 				_ = j.c.witness.close()
 			}
+			if j.c.behind != nil {
+				j.c.behind.shut()
+			}
 			if j.db != nil {
 				_ = j.db.Close()
 			}
@@ -193,7 +196,7 @@ func (j *Journal) open() error {
 	}
 	j.boot = bootID(ulid.Make())
 	j.bootID = ulid.ULID(j.boot).String()
-	j.c.behind = newBehind()
+	j.c.behind = newBehind(func() *badger.Txn { return j.db.NewTransaction(false) })
 	if err := j.loadOpen(); err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ func (j *Journal) OpenResult(_ context.Context, id dispatch.ActionID) (dispatch.
 	var res dispatch.Result
 	var m *manifest
 	attempt := 0
-	err := j.view(func(txn *snapshot) error {
+	err := j.peek(func(txn *snapshot) error {
 		p, err := j.readProjection(txn, id)
 		if err != nil {
 			return err
@@ -145,7 +145,7 @@ func (b *body) load() error {
 	}
 	var data []byte
 	var last, found bool
-	err := b.j.view(func(txn *snapshot) (err error) {
+	err := b.j.peek(func(txn *snapshot) (err error) {
 		if data, last, found, err = b.j.readChunk(txn, b.id, b.attempt, b.next); err != nil || found {
 			return err
 		}
@@ -182,7 +182,7 @@ func (b *body) Close() error {
 // Chunk implements dispatch.Journal: one durable chunk, verified by its own seal. What
 // the chunks make together only OpenResult verifies.
 func (j *Journal) Chunk(_ context.Context, id dispatch.ActionID, attempt, index int) (data []byte, err error) {
-	err = j.view(func(txn *snapshot) error {
+	err = j.peek(func(txn *snapshot) error {
 		var found bool
 		data, _, found, err = j.readChunk(txn, id, attempt, index)
 		if err == nil && !found {

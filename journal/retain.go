@@ -171,15 +171,13 @@ func (j *Journal) kept(base *mark) int64 {
 // keptBytes is the part of written that is after the base. An estimate waits for no store
 // (view): whoever looks at a journal whose store hangs is to see that.
 func (j *Journal) keptBytes() (n int64) {
-	if j.db.IsClosed() {
+	txn, done, err := j.storeOnly()
+	if err != nil {
 		return 0
 	}
-	_ = j.db.View(func(txn *badger.Txn) error {
-		b, err := j.base(&snapshot{Txn: txn})
-		n = max(j.kept(&b), 0)
-		return err
-	})
-	return n
+	defer done()
+	b, _ := j.base(txn)
+	return max(j.kept(&b), 0)
 }
 
 // Retained is what Retain did.

@@ -101,22 +101,22 @@ func (v *verifier) run() error {
 	// One view for everything, taken between two groups, so that store and witness
 	// are at the same position.
 	var txn *snapshot
+	var done func()
 	var raw []rawSegment
 	err := j.between(func() (err error) {
 		if err := j.caughtUp(); err != nil {
 			return err // stopped: the end of the history would be missing, and nothing say so (M7)
 		}
-		if j.db.IsClosed() {
-			return ErrClosed
+		if txn, done, err = j.storeOnly(); err != nil {
+			return err
 		}
-		txn = &snapshot{Txn: j.db.NewTransaction(false)}
 		if !j.hooks.NoWitness {
 			raw, err = loadSegments(j.folder.path(nameWitness))
 		}
 		return err
 	})
-	if txn != nil {
-		defer txn.Discard()
+	if done != nil {
+		defer done()
 	}
 	if err != nil {
 		return err
