@@ -42,8 +42,9 @@ var failingFiles = []oneFile{
 func TestOneFileFails(t *testing.T) {
 	contract.Covers(t, "F1", "F9", "M5", "T5")
 	rng := seeded(t)
-	cases := failingFiles
+	cases, steps := failingFiles, 700
 	if !long() {
+		steps = 250 // what is met without a compaction is met by then
 		// Those that a run meets for certain, and two of the others.
 		cases = []oneFile{{"*.wit*", "write", false}, {"*.wit*", "sync", false}}
 		for _, i := range rng.Perm(len(failingFiles))[:2] {
@@ -52,7 +53,7 @@ func TestOneFileFails(t *testing.T) {
 	}
 	hits := 0
 	// fails runs a child whose files fail by one rule, and reports what came of it.
-	fails := func(r testkit.FailRule, fresh bool) {
+	fails := func(r testkit.FailRule, fresh bool, steps int) {
 		t.Helper()
 		fs := testkit.NewFailFS(t)
 		dir, under := filepath.Join(fs.Dir, "j"), filepath.Join(fs.Under, "j")
@@ -62,7 +63,7 @@ func TestOneFileFails(t *testing.T) {
 		}
 		fs.Fail(&r)
 		before := l.lines
-		state := childRun{steps: 700}.run(t, l, dir)
+		state := childRun{steps: steps}.run(t, l, dir)
 		failed := fs.Heal()
 		fs.Unmount()
 		what := fmt.Sprintf("%s fails at %s with %v after %d calls, for %d (0: all)", r.Name, r.Ops, r.Err, r.After, r.For)
@@ -79,7 +80,7 @@ func TestOneFileFails(t *testing.T) {
 	}
 	for _, r := range foundWith {
 		r.Err = []syscall.Errno{syscall.EIO, syscall.ENOSPC}[rng.IntN(2)]
-		fails(r, false)
+		fails(r, false, 700)
 	}
 	for _, c := range cases {
 		errnos := []syscall.Errno{syscall.EIO, syscall.ENOSPC}
@@ -94,7 +95,7 @@ func TestOneFileFails(t *testing.T) {
 			case rng.IntN(2) == 0 && !c.fresh:
 				r.After = rng.IntN(60) // not at the start
 			}
-			fails(r, c.fresh)
+			fails(r, c.fresh, steps)
 		}
 	}
 	if hits < 3 {

@@ -50,7 +50,7 @@ func child(dir, mode string) {
 	if mode == "quick" {
 		h.NoSync = true
 	}
-	j, rec, err := Open(Options{Dir: dir, AllowAnyFilesystem: true, MinFreeBytes: 16 << 20, SweepInterval: -1, Hooks: h})
+	j, rec, err := Open(Options{Dir: dir, AllowAnyFilesystem: true, MinFreeBytes: 16 << 20, SweepInterval: -1, CommitDeadline: 10 * time.Second, Hooks: h})
 	if err != nil {
 		fmt.Println("OPEN", err)
 		os.Exit(3)

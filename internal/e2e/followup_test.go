@@ -329,6 +329,9 @@ func TestJobElsewhereGetsNoCredential(t *testing.T) {
 	resp := r.post("/v1/jobs", `{"ref":"x"}`)
 	job := resp.Header.Get("Waybill-Job")
 	testkit.Eventually(t, func() error {
+		if n := len(other.Arrivals()); n != 0 {
+			t.Fatalf("%d requests reached the other origin", n)
+		}
 		if d := r.document(job); d.Envelope.Evidence.Job == nil || d.Envelope.Evidence.Job.State != "lost" || d.Action.Outcome != "unknown" {
 			return fmt.Errorf("%+v", d.Action)
 		}
