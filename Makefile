@@ -12,6 +12,8 @@ LDFLAGS := $(if $(VERSION),-ldflags '-X main.version=$(VERSION)')
 # Packages run side by side, as many as there are cores (go test's own default).
 TESTFLAGS   ?= -race -shuffle=on -count=1
 TESTTIMEOUT ?= 15m
+# The longest begin first: what waits there leaves room for the compilation of the rest.
+TESTFIRST   ?= ./internal/e2e ./journal ./cmd/waybill
 FUZZTIME    ?= 10s
 BENCH       ?= .
 BENCHFLAGS  ?= -benchmem -count=1
@@ -28,11 +30,11 @@ build: ## build bin/waybill (VERSION=v1.2.3 sets the version it prints)
 # The binary first: where nothing is cached its compilation takes minutes, which no test's time limit has to cover.
 .PHONY: test
 test: deps build ## install what the tests need, run them all with -race, check the contract's coverage and the controls
-	@$(GO) run ./internal/testreport -contract -controls -- $(TESTFLAGS) -timeout=$(TESTTIMEOUT) ./...
+	@$(GO) run ./internal/testreport -contract -controls -- $(TESTFLAGS) -timeout=$(TESTTIMEOUT) $(TESTFIRST) ./...
 
 .PHONY: test-long
 test-long: deps build ## the same with the long forms: more kills, more requests (WAYBILL_TEST_LONG=1)
-	@WAYBILL_TEST_LONG=1 $(GO) run ./internal/testreport -contract -controls -- $(TESTFLAGS) -timeout=60m ./...
+	@WAYBILL_TEST_LONG=1 $(GO) run ./internal/testreport -contract -controls -- $(TESTFLAGS) -timeout=60m $(TESTFIRST) ./...
 
 .PHONY: torture
 torture: deps ## the storage faults in their long forms: full disk, failing syncs, power cuts, kills at system calls, torn and reordered writes, single failing files, flipped bits (20 minutes; WAYBILL_TEST_SEED repeats)
