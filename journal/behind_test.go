@@ -669,3 +669,42 @@ func testCarried(t *testing.T, fail func() error) {
 	}
 	wantErr(t, j.Close(), dispatch.ErrIndeterminate)
 }
+
+// Tables of the large families hold nothing else: what is added overlaps with nothing that
+// is there, and compactions do not write it again.
+func TestTablesOfTheirOwn(t *testing.T) {
+	j := openTest(t, tempDir(t), nil)
+	value := make([]byte, 100<<10)
+	for n := range 400 { // three times what memory holds
+		id := newID()
+		entries := []entry{{key: keyEvent(uint64(1<<40 + n)), value: value[:40<<10]}, {key: keyChunk(id, 1, 0), value: value[:60<<10]}, {key: keyTime(uint64(1<<40+n), id)}}
+		if err := j.maintain(entries); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := j.caughtUp(); err != nil {
+		t.Fatal(err)
+	}
+	own, below := 0, 0
+	for end := time.Now().Add(20 * time.Second); own < 4 && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		own, below = 0, 0
+		for _, table := range j.db.Tables() {
+			if table.Level == 0 {
+				continue // as it was in memory
+			}
+			below++
+			first, last := table.Left[0], table.Right[0]
+			for _, family := range []byte{famEvent, famChunk} {
+				if first <= family && family <= last && first != last {
+					t.Errorf("a table of level %d from %q to %q", table.Level, first, last)
+				}
+			}
+			if first == last && (first == famEvent || first == famChunk) {
+				own++
+			}
+		}
+	}
+	if own < 4 {
+		t.Errorf("%d of %d tables below the first level are of one family", own, below)
+	}
+}

@@ -773,6 +773,10 @@ func (s *levelsController) subcompact(it y.Iterator, kr keyRange, cd compactDef,
 					// not divided across multiple tables at the same level.
 					break
 				}
+				// Waybill: see Options.TableEnds.
+				if ends := s.kv.opt.TableEnds; ends != nil && !builder.Empty() && ends(lastKey, it.Key()) {
+					break
+				}
 				lastKey = y.SafeCopy(lastKey, it.Key())
 				numVersions = 0
 				firstKeyHasDiscardSet = it.Value().Meta&bitDiscardEarlierVersions > 0

@@ -73,6 +73,9 @@ type Options struct {
 	ValueLogFileSize   int64
 	ValueLogMaxEntries uint32
 
+	// Waybill: TableEnds says that a compaction ends a table between two neighbouring keys; nil: only where it is full.
+	TableEnds func(last, next []byte) bool
+
 	NumCompactors        int
 	CompactL0OnClose     bool
 	LmaxCompaction       bool
