@@ -65,9 +65,9 @@ func readUpTo(r io.Reader, expected, most int64) (b []byte, whole bool, err erro
 		n, err := r.Read(b[len(b):min(int64(cap(b)), most+1)])
 		b = b[:len(b)+n]
 		switch {
-		case err == io.EOF && int64(len(b)) <= most: //nolint:errorlint // itself: a wrapped one is no clean end
+		case err == io.EOF && int64(len(b)) <= most:
 			return b, true, nil
-		case err != nil && err != io.EOF: //nolint:errorlint // as above
+		case err != nil && err != io.EOF:
 			return nil, false, err
 		case int64(len(b)) > most:
 			return b, false, nil

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -68,6 +67,20 @@ func TestFinishIsAsStrictAsTheStore(t *testing.T) {
 	if taken == 0 || refused == 0 {
 		t.Errorf("%d were taken, %d refused: the limit was not met", taken, refused)
 	}
+}
+
+// hangingHooks are of a store that hangs ahead of its commit, from hang to release.
+func hangingHooks() (h *hooks.Hooks, hang, release func()) {
+	hanging, released := make(chan struct{}), make(chan struct{})
+	h = &hooks.Hooks{NoSync: true, StoreError: func(uint64) error {
+		select {
+		case <-hanging:
+			<-released
+		default:
+		}
+		return nil
+	}}
+	return h, func() { close(hanging) }, func() { close(released) }
 }
 
 // failingStore opens a journal whose store fails when it is told to.
@@ -196,17 +209,9 @@ func TestCloseSaysThatTheStoreFailed(t *testing.T) {
 // Figures wait for no store: they are what shows that it hangs.
 func TestStatsOfAStoreThatHangs(t *testing.T) {
 	contract.Covers(t, "M5")
-	hanging, release := make(chan struct{}), make(chan struct{})
-	h := &hooks.Hooks{NoSync: true, StoreError: func(uint64) error {
-		select {
-		case <-hanging:
-			<-release
-		default:
-		}
-		return nil
-	}}
+	h, hang, release := hangingHooks()
 	j, _ := openWith(t, testOptions(tempDir(t), h))
-	close(hanging)
+	hang()
 	if _, err := j.Append(bg, toDispatch(newID(), "ci", "", "f")); err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +225,7 @@ func TestStatsOfAStoreThatHangs(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("the figures wait for the store")
 	}
-	close(release)
+	release()
 }
 
 // A brief projection is what its frames give, so that comparing the two proves nothing; an
@@ -504,19 +509,12 @@ func TestCommitOfTheStoreHangs(t *testing.T) {
 func TestDecidedBeforeStored(t *testing.T) {
 	contract.Covers(t, "F2", "I2", "M7")
 	for _, storing := range []bool{false, true} {
-		hanging, release := make(chan struct{}), make(chan struct{})
-		h := &hooks.Hooks{NoSync: true, CheckCache: true, StoreError: func(uint64) error {
-			select {
-			case <-hanging:
-				<-release
-			default:
-			}
-			return nil
-		}}
+		h, hang, release := hangingHooks()
+		h.CheckCache = true
 		opt := testOptions(tempDir(t), h)
 		opt.CommitDeadline = time.Minute
 		j, _ := openWith(t, opt)
-		close(hanging)
+		hang()
 		appended := func(what string, want error, b dispatch.Batch) dispatch.Receipt {
 			t.Helper()
 			r, err := j.Append(bg, b)
@@ -554,7 +552,7 @@ func TestDecidedBeforeStored(t *testing.T) {
 		if read, err := io.ReadAll(got); err != nil || !bytes.Equal(read, body) {
 			t.Errorf("the result: %d bytes, %v", len(read), err)
 		}
-		close(release)
+		release()
 		mustVerify(t, j)
 	}
 }
@@ -590,18 +588,10 @@ func TestPlanOfAStoreThatFailed(t *testing.T) {
 // A relaxed batch waits for no store: what it is behind with is read where it is.
 func TestRelaxedWaitsForNoStore(t *testing.T) {
 	contract.Covers(t, "F1", "M7")
-	hanging, release := make(chan struct{}), make(chan struct{})
-	h := &hooks.Hooks{NoSync: true, StoreError: func(uint64) error {
-		select {
-		case <-hanging:
-			<-release
-		default:
-		}
-		return nil
-	}}
+	h, hang, release := hangingHooks()
 	j, _ := openWith(t, testOptions(tempDir(t), h))
-	defer sync.OnceFunc(func() { close(release) })()
-	close(hanging)
+	defer release()
+	hang()
 	id := newID()
 	if _, err := j.Append(bg, dispatch.Batch{Action: id, Events: []dispatch.Event{evAccepted("ci", "r"), evBound("f"), evCredential()}}); err != nil {
 		t.Fatal(err)
