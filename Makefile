@@ -29,11 +29,16 @@ build: ## build bin/waybill (VERSION=v1.2.3 sets the version it prints)
 
 # The binary first: where nothing is cached its compilation takes minutes, which no test's time limit has to cover.
 .PHONY: test
-test: deps build ## install what the tests need, run them all with -race, check the contract's coverage and the controls
+test: deps build test-badger ## install what the tests need, run them all with -race, check the contract's coverage and the controls
 	@$(GO) run ./internal/testreport -contract -controls -- $(TESTFLAGS) -timeout=$(TESTTIMEOUT) $(TESTFIRST) ./...
 
+# The corrected copy is a module of its own.
+.PHONY: test-badger
+test-badger:
+	@$(GO) -C internal/third_party/badger test -count=1 .
+
 .PHONY: test-long
-test-long: deps build ## the same with the long forms: more kills, more requests (WAYBILL_TEST_LONG=1)
+test-long: deps build test-badger ## the same with the long forms: more kills, more requests (WAYBILL_TEST_LONG=1)
 	@WAYBILL_TEST_LONG=1 $(GO) run ./internal/testreport -contract -controls -- $(TESTFLAGS) -timeout=60m $(TESTFIRST) ./...
 
 .PHONY: torture

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"crypto/cipher"
 	"errors"
 	"fmt"
 	"io"
@@ -696,5 +697,57 @@ func TestTablesOfTheirOwn(t *testing.T) {
 	}
 	if own < 4 {
 		t.Errorf("%d of %d tables below the first level are of one family", own, below)
+	}
+}
+
+// opening calls then when the nth value from now on is opened.
+type opening struct {
+	cipher.AEAD
+	left atomic.Int32
+	then func()
+}
+
+func (o *opening) Open(dst, nonce, sealed, ad []byte) ([]byte, error) {
+	if o.left.Add(-1) == 0 {
+		o.then()
+	}
+	return o.AEAD.Open(dst, nonce, sealed, ad)
+}
+
+// Whoever reads while retention takes an action away finds it, or does not: what it saw in
+// part is looked at again, and is no damage.
+func TestReadWhileItGoes(t *testing.T) {
+	contract.Covers(t, "H7", "M7")
+	j := openTest(t, tempDir(t), nil)
+	o := &opening{AEAD: j.seal.aead}
+	j.seal.aead = o
+	for n := int32(1); n <= 4; n++ {
+		id := newID()
+		mustAppend(t, j, toDispatch(id, "ci", "", "f"))
+		mustAppend(t, j, toResult(id, []byte("x")))
+		var p *projection
+		if err := j.view(func(s *snapshot) (err error) {
+			p, err = j.readProjection(s, id)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		o.then = func() {
+			if err := j.planned(func(txn *snapshot, _ *stage) ([]entry, error) {
+				out, _, err := j.everything(txn, p)
+				return out, err
+			}); err != nil {
+				t.Error(err)
+			}
+		}
+		o.left.Store(n) // the projection, its frames, the manifest
+		_, body, err := j.OpenResult(bg, id)
+		if err == nil {
+			_ = body.Close()
+		}
+		if err != nil && !errors.Is(err, dispatch.ErrActionNotFound) {
+			t.Errorf("gone at %d: %v", n, err)
+		}
+		o.left.Store(0)
 	}
 }

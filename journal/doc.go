@@ -22,7 +22,7 @@
 //
 // # What it assumes
 //
-// Linux; a local file system that keeps what fdatasync and msync reported as kept;
+// Linux; a local file system that keeps what fdatasync, fsync and msync said it has;
 // sectors of 512 bytes that are written whole or not at all. A rollback of the whole
 // folder, witness included, is not visible from inside.
 package journal

@@ -35,16 +35,18 @@ func (j *Journal) OpenResult(_ context.Context, id dispatch.ActionID) (dispatch.
 		}
 		res, attempt = *p.rec.Result, p.rec.ResultOf
 		m, err = j.readManifest(txn, id, attempt)
-		return err
+		switch {
+		case err != nil:
+			return err
+		case m == nil:
+			return &CorruptError{What: "result without a manifest", Action: id}
+		case m.Bytes != res.Bytes || m.Chunks != res.Chunks || m.Digest != res.Digest:
+			return &CorruptError{What: "manifest differs from the result event", Action: id}
+		}
+		return nil
 	})
 	if err != nil {
 		return dispatch.Result{}, nil, err
-	}
-	if m == nil {
-		return dispatch.Result{}, nil, &CorruptError{What: "result without a manifest", Action: id}
-	}
-	if m.Bytes != res.Bytes || m.Chunks != res.Chunks || m.Digest != res.Digest {
-		return dispatch.Result{}, nil, &CorruptError{What: "manifest differs from the result event", Action: id}
 	}
 	if m.Dropped {
 		return res, nil, dispatch.ErrResultDropped

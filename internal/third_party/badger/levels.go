@@ -774,7 +774,7 @@ func (s *levelsController) subcompact(it y.Iterator, kr keyRange, cd compactDef,
 					break
 				}
 				// Waybill: see Options.TableEnds.
-				if ends := s.kv.opt.TableEnds; ends != nil && !builder.Empty() && ends(lastKey, it.Key()) {
+				if ends := s.kv.opt.TableEnds; ends != nil && cd.nextLevel.level > 0 && !builder.Empty() && ends(lastKey, it.Key()) {
 					break
 				}
 				lastKey = y.SafeCopy(lastKey, it.Key())
@@ -878,6 +878,14 @@ func (s *levelsController) subcompact(it y.Iterator, kr keyRange, cd compactDef,
 		bopts := buildTableOptions(s.kv)
 		// Set TableSize to the target file size for that level.
 		bopts.TableSize = uint64(cd.t.fileSz[cd.nextLevel.level])
+		if cd.nextLevel.level == 0 {
+			// Waybill: one table of all of them, which is as much, and not a buffer of 256 MiB.
+			size := int64(1 << 20)
+			for _, t := range cd.top {
+				size += t.Size()
+			}
+			bopts.TableSize = uint64(size + size/4) // it is full at 95 %
+		}
 		builder := table.NewTableBuilder(bopts)
 
 		// This would do the iteration and add keys to builder.

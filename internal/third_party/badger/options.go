@@ -73,7 +73,8 @@ type Options struct {
 	ValueLogFileSize   int64
 	ValueLogMaxEntries uint32
 
-	// Waybill: TableEnds says that a compaction ends a table between two neighbouring keys; nil: only where it is full.
+	// Waybill: TableEnds says that a compaction to a level below the first ends a table between two neighbouring keys;
+	// nil: only where it is full.
 	TableEnds func(last, next []byte) bool
 
 	NumCompactors        int

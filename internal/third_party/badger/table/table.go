@@ -709,8 +709,8 @@ func (t *Table) VerifyChecksum() error {
 		// Waybill: past the cache, which blocks of a table that nobody has asked for would only empty.
 		b, err := t.block(i, false)
 		if err != nil {
-			return y.Wrapf(err, "checksum validation failed for table: %s, block: %d, offset:%d",
-				t.Filename(), i, b.offset)
+			// Waybill: there is no block whose offset could be told.
+			return y.Wrapf(err, "checksum validation failed for table: %s, block: %d", t.Filename(), i)
 		}
 		// We should not call incrRef here, because the block already has one ref when created.
 		defer b.decrRef()

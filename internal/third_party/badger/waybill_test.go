@@ -1,0 +1,171 @@
+package badger
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/dgraph-io/badger/v4/options"
+)
+
+// Tests of what Waybill changed that its own packages cannot reach; see README.md.
+
+// families ends tables as Waybill's journal does.
+func families(last, next []byte) bool {
+	large := func(b byte) bool { return b == 'e' || b == 'r' }
+	return last[0] != next[0] && (large(last[0]) || large(next[0]))
+}
+
+func openQuiet(t *testing.T) *DB {
+	t.Helper()
+	opt := DefaultOptions(t.TempDir()).WithMemTableSize(8 << 20).WithNumCompactors(0).WithCompression(options.None).WithLoggingLevel(ERROR).
+		WithNumLevelZeroTables(2).WithNumLevelZeroTablesStall(6)
+	opt.TableEnds = families
+	db, err := Open(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+// flushed writes one table of level 0.
+func flushed(t *testing.T, db *DB, f func(txn *Txn) error) {
+	t.Helper()
+	mt, err := db.newMemTable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Update(f); err != nil {
+		t.Fatal(err)
+	}
+	db.lock.Lock()
+	old := db.mt
+	db.mt = mt
+	db.lock.Unlock()
+	if err := db.handleMemTableFlush(old, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sequence writes one key of each family, in order.
+func sequence() func(txn *Txn) error {
+	n := 0
+	return func(txn *Txn) error {
+		n++
+		for _, family := range "cegortu" {
+			if err := txn.Set([]byte(fmt.Sprintf("%c-%05d", family, n)), make([]byte, 100)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// within compacts level 0 into itself, as happens when nothing below takes its tables.
+func within(t *testing.T, db *DB) error {
+	t.Helper()
+	for _, table := range db.lc.levels[0].tables {
+		table.CreatedAt = time.Now().Add(-time.Minute)
+	}
+	return db.lc.doCompact(0, compactionPriority{level: 0, score: 2, adjusted: 0.5, t: db.lc.levelTargets()})
+}
+
+// A compaction within level 0 makes one table of all, however many families there are: it
+// is there to have fewer.
+func TestWithinLevelZero(t *testing.T) {
+	db := openQuiet(t)
+	step := sequence()
+	for range 4 {
+		flushed(t, db, step)
+	}
+	if err := within(t, db); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(db.lc.levels[0].tables); n != 1 {
+		t.Errorf("%d tables", n)
+	}
+	if err := within(t, db); !errors.Is(err, errFillTables) {
+		t.Errorf("again: %v", err)
+	}
+}
+
+// A key that was deleted after such a compaction stays so, also when a restart puts the
+// table that says so in front of it, by its number.
+func TestDeletedAfterLevelZero(t *testing.T) {
+	db := openQuiet(t)
+	step := sequence()
+	for range 4 {
+		flushed(t, db, step)
+	}
+	if err := within(t, db); err != nil {
+		t.Fatal(err)
+	}
+	flushed(t, db, func(txn *Txn) error { return errors.Join(step(txn), txn.Delete([]byte("o-00001"))) })
+	tables := db.lc.levels[0].tables
+	newest := 0
+	for i, table := range tables {
+		if table.MaxVersion() > tables[newest].MaxVersion() {
+			newest = i
+		}
+	}
+	first := tables[newest]
+	db.lc.levels[0].tables = append(append(tables[:0:0], first), append(tables[:newest:newest], tables[newest+1:]...)...)
+	// What nobody can ask for any more goes: the read marks have to be behind it.
+	if err := db.Update(func(txn *Txn) error { return txn.Set([]byte("z"), nil) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.View(func(*Txn) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(50 * time.Millisecond)
+	if err := db.lc.doCompact(0, compactionPriority{level: 0, score: 3, adjusted: 3, t: db.lc.levelTargets()}); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.View(func(txn *Txn) error {
+		if _, err := txn.Get([]byte("o-00001")); !errors.Is(err, ErrKeyNotFound) {
+			return fmt.Errorf("a deleted key: %v", err)
+		}
+		_, err := txn.Get([]byte("o-00002"))
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Below it tables end with their families, and lose nothing.
+func TestTableEnds(t *testing.T) {
+	db := openQuiet(t)
+	step := sequence()
+	for range 3 {
+		flushed(t, db, step)
+	}
+	if err := db.lc.doCompact(0, compactionPriority{level: 0, score: 3, adjusted: 3, t: db.lc.levelTargets()}); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, level := range db.lc.levels[1:] {
+		for _, table := range level.tables {
+			n++
+			if a, b := table.Smallest()[0], table.Biggest()[0]; a != b && (a <= 'e' && b >= 'e' || a <= 'r' && b >= 'r') {
+				t.Errorf("a table from %q to %q", a, b)
+			}
+		}
+	}
+	if n != 5 {
+		t.Errorf("%d tables", n)
+	}
+	if err := db.View(func(txn *Txn) error {
+		for i := range 3 {
+			for _, family := range "cegortu" {
+				if _, err := txn.Get([]byte(fmt.Sprintf("%c-%05d", family, i+1))); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}
