@@ -108,6 +108,7 @@ func (j *Journal) end() {
 // journal is closed; false: overdue goes on from where it hung.
 func (j *Journal) commits() bool {
 	var carry []*request
+	shared := 0 // requests of the group before
 	for {
 		group := carry
 		if len(group) == 0 {
@@ -131,17 +132,25 @@ func (j *Journal) commits() bool {
 			bytes += r.size()
 		}
 		// The running sync is the batching window: take what came meanwhile, wait for
-		// nothing.
-	fill:
-		for len(group) < maxGroupRequests && bytes < maxGroupBytes {
-			select {
-			case r := <-j.queue:
-				group = append(group, r)
-				bytes += r.size()
-			default:
-				break fill
+		// nothing. Where many shared the group before and few are here, those who were
+		// released by it are on their way: they get a turn each, and no time.
+		for turns := 0; ; turns++ {
+		fill:
+			for len(group) < maxGroupRequests && bytes < maxGroupBytes {
+				select {
+				case r := <-j.queue:
+					group = append(group, r)
+					bytes += r.size()
+				default:
+					break fill
+				}
 			}
+			if turns == 6 || 4*len(group) >= 3*shared {
+				break
+			}
+			runtime.Gosched()
 		}
+		shared = len(group)
 		ours := false
 		if carry, ours = j.commit(group); !ours {
 			return false
