@@ -9,8 +9,8 @@ VERSION ?=
 LDFLAGS := $(if $(VERSION),-ldflags '-X main.version=$(VERSION)')
 
 # -shuffle finds tests that lean on each other; its seed is printed with a failure.
-# Three packages run side by side: on two cores much of their time is waiting.
-TESTFLAGS   ?= -race -shuffle=on -count=1 -p=3
+# Packages run side by side, as many as there are cores (go test's own default).
+TESTFLAGS   ?= -race -shuffle=on -count=1
 TESTTIMEOUT ?= 15m
 # The longest begin first: what waits there leaves room for the compilation of the rest.
 TESTFIRST   ?= ./internal/e2e ./journal ./cmd/waybill

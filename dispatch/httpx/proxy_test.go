@@ -130,6 +130,9 @@ func TestProxyTunnel(t *testing.T) {
 		o      *dispatch.Order
 		reused bool
 	}{{first, false}, {first, true}, {second, false}, {second, true}} {
+		if c.reused {
+			time.Sleep(100 * time.Millisecond) // net/http says a moment after an answer that its connection is free
+		}
 		end, _, info := r.send(c.o, outgoing("POST", "/v1/things", "body"))
 		if !end.Complete || end.Status != 201 || info.Reused != c.reused || info.Stage != outcome.StageTLSHandshake || info.Peer.Proxy != c.o.Upstream.Proxy.Origin() || info.Peer.ServerName != host {
 			t.Errorf("%d: %+v %+v %+v", i, end, info, info.Peer)
