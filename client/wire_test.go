@@ -535,7 +535,8 @@ func TestResumeSkips(t *testing.T) {
 	if len(got) != size || got[:size-4] != strings.Repeat("a", size-4) || got[size-4:] != "end\n" || w.cuts.Load() != 1 {
 		t.Errorf("%d bytes, %d cuts", len(got), w.cuts.Load())
 	}
-	if n := w.carried.Load() - before; n > size+size/2 {
+	// Twice the size would be no resume; what is on its way when the connection is cut counts too.
+	if n := w.carried.Load() - before; n > size+size/4*3 {
 		t.Errorf("%d bytes were carried for a result of %d", n, size)
 	}
 	up.RequireCount(t, 1, "", "")
