@@ -8,8 +8,8 @@
 //
 // # What it promises
 //
-//   - An Append that returned nil is durable: the store's and the witness's syncs
-//     have both completed (CONTRACT F1).
+//   - An Append that returned nil is durable: the witness's sync has completed (CONTRACT
+//     F1). The store follows, and is not read without what it does not have yet (M7).
 //   - An Append that failed says whether that is certain (ErrNotWritten) or not
 //     (ErrIndeterminate) (F9). After an indeterminate commit nothing is written any
 //     more, Poisoned is closed, and the process has to end (M5).
