@@ -321,8 +321,8 @@ func (j *Journal) storer() {
 				break
 			}
 			if err := j.storePending(p); err != nil {
+				b.fail(err) // first: whoever sees the stop reads no more
 				j.stop(err)
-				b.fail(err)
 				return
 			}
 			b.stored()
@@ -334,8 +334,8 @@ func (j *Journal) storer() {
 func (j *Journal) storePending(p *pending) error {
 	deadline := time.AfterFunc(j.opt.CommitDeadline, func() {
 		err := errors.New("journal: the commit deadline passed")
-		j.stop(err)
 		j.c.behind.fail(err)
+		j.stop(err)
 	})
 	defer deadline.Stop()
 	killpoint.At(PointBetween)
