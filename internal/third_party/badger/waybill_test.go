@@ -1,8 +1,10 @@
 package badger
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -167,5 +169,52 @@ func TestTableEnds(t *testing.T) {
 		return nil
 	}); err != nil {
 		t.Error(err)
+	}
+}
+
+// blocksEnd is where the blocks of a table's file end: behind them are its index, their
+// lengths and their checksum.
+func blocksEnd(t *testing.T, name string) int64 {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := len(data)
+	for range 2 { // the checksum, the index: each before its length
+		end -= 4 + int(binary.BigEndian.Uint32(data[end-4:]))
+	}
+	return int64(end)
+}
+
+// overwrite changes a file as a disk would behind everybody's back.
+func overwrite(t *testing.T, name string, at int64, change func(b []byte)) {
+	t.Helper()
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, 4)
+	if _, err := f.ReadAt(b, at); err != nil {
+		t.Fatal(err)
+	}
+	change(b)
+	if _, err := f.WriteAt(b, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// VerifyChecksum tells of a block whose end cannot be told, and does not panic for it.
+func TestVerifyUnreadableBlock(t *testing.T) {
+	db := openQuiet(t)
+	flushed(t, db, sequence())
+	if err := db.VerifyChecksum(); err != nil {
+		t.Fatal(err)
+	}
+	name := db.lc.levels[0].tables[0].Filename()
+	overwrite(t, name, blocksEnd(t, name)-4, func(length []byte) { binary.BigEndian.PutUint32(length, 1<<30) })
+	if err := db.VerifyChecksum(); err == nil {
+		t.Error("a block without an end verifies")
 	}
 }
