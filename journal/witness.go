@@ -569,9 +569,13 @@ type witness struct {
 	slots uint32
 
 	file *os.File
-	info segmentInfo
-	used uint32
-	buf  []byte
+	// direct is the same file, opened to be written past the page cache; nil: its file
+	// system does not say that it can.
+	direct *os.File
+	info   segmentInfo
+	used   uint32
+	buf    []byte // as long as the longest of the last groups
+	pages  []byte // of whole pages, for direct
 	// syncs counts the system calls that made something durable.
 	syncs *atomic.Uint64
 
@@ -663,8 +667,27 @@ func (w *witness) begin(info segmentInfo) error {
 			return err
 		}
 	}
-	w.file, w.info, w.used = f, info, 0
+	if w.direct != nil {
+		_ = w.direct.Close() // nothing was handed to it that its fdatasync did not cover
+	}
+	w.file, w.direct, w.info, w.used = f, openDirect(path), info, 0
 	return nil
+}
+
+// openDirect opens a segment for writes past the page cache; nil: its file system does not
+// say that units can be written so. Nothing else is lost then: a write and a sync of one
+// group take about a third longer.
+func openDirect(path string) *os.File {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_DIOALIGN, &st); err != nil || st.Mask&unix.STATX_DIOALIGN == 0 ||
+		st.Dio_offset_align == 0 || unitBytes%st.Dio_offset_align != 0 || st.Dio_mem_align == 0 || os.Getpagesize()%int(st.Dio_mem_align) != 0 {
+		return nil
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_DIRECT, 0)
+	if err != nil {
+		return nil
+	}
+	return f
 }
 
 func (w *witness) syncDir() error {
@@ -714,10 +737,7 @@ func (w *witness) write(g *loggedGroup, entries []entry) error {
 	block := int(blockUnits(len(g.named()))) * unitBytes
 	g.start, g.units, g.payload = w.used, groupUnits(len(g.named()), n), uint32(n)
 	size := int(g.units) * unitBytes
-	if cap(w.buf) < size {
-		w.buf = make([]byte, size+size/2)
-	}
-	b := w.buf[:size]
+	b, file := w.buffer(size)
 	payload := b[block:block]
 	for i := range entries {
 		payload = entries[i].appendTo(payload)
@@ -726,10 +746,10 @@ func (w *witness) write(g *loggedGroup, entries []entry) error {
 	g.check = checksum(payload)
 	g.encode(b[:block], blockHead, w.m, w.info.number, g.start)
 	g.encode(b[size-block:], blockTail, w.m, w.info.number, g.start+g.units-blockUnits(len(g.named())))
-	if _, err := w.file.WriteAt(b, unitOffset(w.used)); err != nil {
+	if _, err := file.WriteAt(b, unitOffset(w.used)); err != nil {
 		return err
 	}
-	if err := w.flush(w.file); err != nil {
+	if err := w.flush(file); err != nil { // written directly or not: the disk may hold it back
 		return err
 	}
 	if cap(w.buf) > maxKeptBuffer {
@@ -740,6 +760,25 @@ func (w *witness) write(g *loggedGroup, entries []entry) error {
 		w.prepareSpare()
 	}
 	return nil
+}
+
+// buffer returns memory for a group of the given size, and the file to write it to: the
+// one past the page cache, for which the memory has to begin with a page, or the plain one.
+func (w *witness) buffer(size int) ([]byte, *os.File) {
+	if w.direct != nil && size <= maxKeptBuffer {
+		if w.pages == nil {
+			if b, err := unix.Mmap(-1, 0, maxKeptBuffer, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON); err == nil {
+				w.pages = b
+			}
+		}
+		if w.pages != nil {
+			return w.pages[:size], w.direct
+		}
+	}
+	if cap(w.buf) < size {
+		w.buf = make([]byte, size+size/2)
+	}
+	return w.buf[:size], w.file
 }
 
 // logged is what an entry takes in a payload.
@@ -813,8 +852,15 @@ func (w *witness) close() error {
 	if w.spare != nil {
 		<-w.spare //nolint:errcheck // whether the next segment could be made does not matter any more
 	}
-	if w.file == nil {
-		return nil
+	if w.pages != nil {
+		_ = unix.Munmap(w.pages)
+		w.pages = nil
 	}
-	return w.file.Close()
+	var err error
+	for _, f := range []*os.File{w.direct, w.file} {
+		if f != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}
+	return err
 }
