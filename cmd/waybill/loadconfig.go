@@ -27,52 +27,67 @@ type loadedConfig struct {
 	audit         config.Audit
 	approvals     config.Approvals
 	presets       map[string]config.PresetUse // by route
-	files         []string                    // whose content is part of it, the file itself first
+	sources       config.Sources              // what was read
 }
 
 // loadFile reads a configuration. Its error is config.Errors for mistakes in the file.
 // own is the vault that its secrets come from; nil: they count as locked.
 func loadFile(path string, own *vault.Vault) (*loadedConfig, []config.Problem, error) {
-	return loadFileWith(path, sources.Environment{Vault: own})
+	cfg, warnings, _, err := loadFileWith(path, sources.Environment{Vault: own})
+	return cfg, warnings, err
 }
 
-func loadFileWith(path string, env sources.Environment) (*loadedConfig, []config.Problem, error) {
-	c, err := config.Load(path)
+// loadFileWith also tells what was read, on failure, too.
+func loadFileWith(path string, env sources.Environment) (*loadedConfig, []config.Problem, config.Sources, error) {
+	c, read, err := config.LoadSources(path)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, read, err
 	}
+	out, err := assemble(c, env)
+	if err != nil {
+		return nil, nil, read, err
+	}
+	out.sources = read
+	return out, c.Warnings, read, nil
+}
+
+// assemble brings a configuration into the form in which the parts take it.
+func assemble(c *config.Config, env sources.Environment) (*loadedConfig, error) {
 	if err := sources.Build(c.Credentials, env); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	store, err := inject.NewStore(c.Credentials)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	out := &loadedConfig{
 		snapshot: c.Snapshot, credentials: store,
 		proxyTLS: c.Listen.ProxyTLS, proxyListen: c.Listen.Proxy, sshListen: c.Listen.SSH, metricsListen: c.Listen.Metrics, adminListen: c.Listen.Admin, journal: c.Journal, audit: c.Audit, approvals: c.Approvals, presets: c.Presets,
-		files: append([]string{path}, c.Files...),
 	}
 	for _, caller := range c.Callers {
 		static := proxy.StaticCaller{Name: caller.Name, TokenSHA256: caller.TokenSHA256, CertificateSHA256: caller.CertificateSHA256, Subject: caller.Subject}
 		if k := caller.Kubernetes; k != nil {
 			if static.ServiceAccount, err = proxy.NewServiceAccount(k.JWKS, k.Issuer, k.Audience, k.ServiceAccount); err != nil {
-				return nil, nil, fail(exitConfig, "callers: %s: %w", caller.Name, err)
+				return nil, fail(exitConfig, "callers: %s: %w", caller.Name, err)
 			}
 		}
 		out.callers = append(out.callers, static)
 	}
-	return out, c.Warnings, nil
+	return out, nil
 }
 
 // loadConfig reads the configuration; its error has an exit code.
 func (a *app) loadConfig() (*loadedConfig, error) {
 	path := a.configPath()
-	cfg, _, err := loadFileWith(path, sources.Environment{Vault: a.vault, Refreshed: a.refreshed})
+	cfg, _, _, err := loadFileWith(path, a.secretSources())
 	if err != nil {
 		return nil, configError(path, err)
 	}
 	return cfg, nil
+}
+
+func (a *app) secretSources() sources.Environment {
+	return sources.Environment{Vault: a.vault, Refreshed: a.refreshed}
 }
 
 func (a *app) loadSnapshot() (*routes.Snapshot, error) {

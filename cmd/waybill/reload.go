@@ -2,35 +2,41 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
 	"waybill/dispatch"
+	"waybill/internal/config"
+	"waybill/internal/control"
 	"waybill/proxy"
 )
 
 // reload binds new requests to the configuration file as it stands. A file with a
 // mistake changes nothing but the log and a metric (CONTRACT V1); requests on
-// their way keep the snapshot they were bound to (D1). It returns what was loaded, or
-// nil.
-func (s *server) reload(a *app) *loadedConfig {
-	cfg, err := a.loadConfig()
-	switch {
-	case err != nil:
+// their way keep the snapshot they were bound to (D1).
+func (s *server) reload(a *app) {
+	s.reloading.Lock()
+	defer s.reloading.Unlock()
+	path := a.configPath()
+	cfg, _, read, err := loadFileWith(path, a.secretSources())
+	s.sources.Store(&read)
+	if err != nil {
+		err = configError(path, err)
 		s.log.Error("configuration not loaded; the last good one stays in force", slog.String("error", configText(err)))
-	case s.public && len(cfg.callers) == 0:
+		if control.Off("V1-keeps-last-good") {
+			cfg, err = assemble(config.Defaults(), a.secretSources())
+		}
+	} else if s.public && len(cfg.callers) == 0 {
 		// It would let everybody in who can reach the listener.
 		err = errPublicWithoutCallers
 		s.log.Error("configuration not loaded; the last good one stays in force", slog.Any("error", err))
 	}
 	if err != nil {
 		s.metrics.Reloaded(false, time.Now())
-		return nil
+		return
+	}
+	if changed := s.listeners.differ(cfg); len(changed) > 0 {
+		s.log.Warn("listeners are read at a start; they stay as they are until then", slog.Any("settings", changed))
 	}
 	labelNames(s.metrics, cfg)
 	old := s.callers.Load()
@@ -40,86 +46,52 @@ func (s *server) reload(a *app) *loadedConfig {
 	s.metrics.Reloaded(true, time.Now())
 	s.reportSecrets(context.Background(), cfg)
 	s.log.Info("configuration loaded", slog.String("snapshot", cfg.snapshot.Digest()), slog.Int("routes", len(cfg.snapshot.Routes())))
-	return cfg
 }
 
 var errPublicWithoutCallers = fail(exitConfig, "callers: a listener can be reached by others than this machine, so callers have to authenticate (CONTRACT V4)")
+
+// listeners are the settings of a configuration that only a start reads.
+type listeners struct {
+	proxy, ssh, admin, metrics string
+	tls                        config.ListenTLS // the zero value: plain TCP
+}
+
+func listenersOf(cfg *loadedConfig) listeners {
+	l := listeners{proxy: cfg.proxyListen, ssh: cfg.sshListen, admin: cfg.adminListen, metrics: cfg.metricsListen}
+	if cfg.proxyTLS != nil {
+		l.tls = *cfg.proxyTLS
+	}
+	return l
+}
+
+// differ names the settings that cfg has otherwise.
+func (l listeners) differ(cfg *loadedConfig) (names []string) {
+	n := listenersOf(cfg)
+	for _, s := range []struct {
+		name      string
+		different bool
+	}{
+		{"listen.proxy", l.proxy != n.proxy}, {"listen.proxy_tls", l.tls != n.tls}, {"listen.ssh", l.ssh != n.ssh},
+		{"listen.admin", l.admin != n.admin}, {"listen.metrics", l.metrics != n.metrics},
+	} {
+		if s.different {
+			names = append(names, s.name)
+		}
+	}
+	return names
+}
 
 // settle is how long a file must rest before it is read: editors and deployment
 // tools write in several steps.
 const settle = 200 * time.Millisecond
 
 // watchConfig reloads when the content of the file, or of a file it names, changes.
-// Folders are watched, not files: editors replace a file, and Kubernetes swaps a
-// link beside it. Without notifications SIGHUP still works.
-func (s *server) watchConfig(a *app, files []string) (stop func()) {
-	w, err := fsnotify.NewWatcher()
-	if err == nil {
-		if err = watchFolders(w, files); err != nil {
-			_ = w.Close()
-		}
-	}
-	if err != nil {
-		s.log.Warn("the configuration is not watched; reload with SIGHUP", slog.Any("error", err))
-		return func() {}
-	}
-	last := contentOf(files)
+// Without notifications it looks once a minute, and SIGHUP works.
+func (s *server) watchConfig(a *app) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
 	s.tasks.Go(func() {
-		timer := time.NewTimer(settle)
-		timer.Stop()
-		defer timer.Stop()
-		for {
-			select {
-			case _, ok := <-w.Events:
-				if !ok {
-					return
-				}
-				timer.Reset(settle)
-			case err, ok := <-w.Errors:
-				if !ok {
-					return
-				}
-				s.log.Warn("watching the configuration", slog.Any("error", err))
-			case <-timer.C:
-				now := contentOf(files)
-				if now == last {
-					continue
-				}
-				if cfg := s.reload(a); cfg != nil {
-					files = cfg.files
-					// A folder that cannot be watched is no reason to stop watching the others.
-					if err := watchFolders(w, files); err != nil {
-						s.log.Warn("watching the configuration", slog.Any("error", err))
-					}
-					now = contentOf(files)
-				}
-				last = now
-			}
-		}
+		// It ends with ctx only: polling is on.
+		_ = config.Watch(ctx, config.WatchOptions{Settle: settle}, func() config.Sources { return *s.sources.Load() }, func() { s.reload(a) })
 	})
-	return func() { _ = w.Close() }
-}
-
-// watchFolders adds the files' folders; a second time is no error.
-func watchFolders(w *fsnotify.Watcher, files []string) error {
-	for _, f := range files {
-		if err := w.Add(filepath.Dir(f)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// contentOf is a digest of files; one that cannot be read counts as a state of its own.
-func contentOf(files []string) [sha256.Size]byte {
-	h := sha256.New()
-	for _, f := range files {
-		data, err := os.ReadFile(f)
-		sum := sha256.Sum256(data)
-		if err != nil {
-			sum = [sha256.Size]byte{}
-		}
-		h.Write(sum[:])
-	}
-	return [sha256.Size]byte(h.Sum(nil))
+	return cancel
 }

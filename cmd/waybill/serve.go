@@ -87,8 +87,11 @@ type server struct {
 	notifier  *notifier    // nil: none
 	// stopNotify ends what the notifier still tries; nil without one.
 	stopNotify func()
-	watch      func() // stops watching the configuration
-	path       string // of the configuration
+	watch      func()                         // stops watching the configuration
+	reloading  sync.Mutex                     // one reload at a time
+	sources    atomic.Pointer[config.Sources] // of the last one, good or not
+	listeners  listeners                      // as they were at the start
+	path       string                         // of the configuration
 	started    time.Time
 	traces     *traces // nil: none
 	data       string
@@ -196,7 +199,9 @@ func startServer(ctx context.Context, a *app, opts serverOptions) (srv *server, 
 	s.announceAgain(ctx)
 	s.metrics.Reloaded(true, time.Now())
 	s.reportSecrets(ctx, cfg)
-	s.watch = s.watchConfig(a, cfg.files)
+	s.listeners = listenersOf(cfg)
+	s.sources.Store(&cfg.sources)
+	s.watch = s.watchConfig(a)
 	s.tasks.Go(s.watchJournal)
 	s.tasks.Go(s.followUp)
 	return s, nil

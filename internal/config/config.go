@@ -55,8 +55,6 @@ type Config struct {
 	Path string
 	// Files are the other files whose content is part of the configuration (roots).
 	Files []string
-
-	content digest // of the files as they were read; zero after Parse
 }
 
 // Listen are the addresses of the listeners. A host and a port ("127.0.0.1:7171"),
@@ -117,8 +115,19 @@ var ErrTooLarge = errors.New("the file is larger than 4MiB")
 // error is Errors for what stands in the file, else it wraps an error of the file
 // system (fs.ErrNotExist and so on) or ErrTooLarge.
 func Load(path string) (*Config, error) {
-	l := load(path)
-	return l.config, l.err
+	c, _, err := LoadSources(path)
+	return c, err
+}
+
+// LoadSources is Load that also tells what was read, on failure, too.
+func LoadSources(path string) (*Config, Sources, error) {
+	h := newContentHash()
+	data, err := h.read(path, maxFileBytes)
+	if err != nil {
+		return nil, Sources{[]string{path}, h.sum()}, fmt.Errorf("config: %w", err)
+	}
+	c, files, err := parse(path, data, func(path string) ([]byte, error) { return h.read(path, maxRootsBytes) })
+	return c, Sources{append([]string{path}, files...), h.sum()}, err
 }
 
 // Parse reads data as a file called name, whose folder is where relative file names
@@ -128,31 +137,9 @@ func Parse(name string, data []byte) (*Config, error) {
 	return c, err
 }
 
-// loaded is one attempt to load a file.
-type loaded struct {
-	config  *Config // nil on failure
-	err     error
-	files   []string // what was read besides the file, also on failure
-	content digest   // of everything that was read, as it was read
-}
-
 type digest [sha256.Size]byte
 
-func load(path string) loaded {
-	h := newContentHash()
-	data, err := h.read(path, maxFileBytes)
-	if err != nil {
-		return loaded{err: fmt.Errorf("config: %w", err), content: h.sum()}
-	}
-	c, files, err := parse(path, data, func(path string) ([]byte, error) { return h.read(path, maxRootsBytes) })
-	l := loaded{config: c, err: err, files: files, content: h.sum()}
-	if c != nil {
-		c.content = l.content
-	}
-	return l
-}
-
-// digestFiles digests what load would read if the files were still the same ones.
+// digestFiles digests what LoadSources would read if the files were still the same ones.
 func digestFiles(path string, others []string) digest {
 	h := newContentHash()
 	_, _ = h.read(path, maxFileBytes) // an error counts as content

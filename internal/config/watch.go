@@ -6,57 +6,25 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-
-	"waybill/internal/control"
 )
 
-// Trigger says what caused a reload.
-type Trigger string
-
-// The triggers.
-const (
-	TriggerRequest Trigger = "request" // Reload was called, as on SIGHUP
-	TriggerFile    Trigger = "file"    // the content of a file changed
-)
-
-// Result is what one reload came to.
-type Result struct {
-	Trigger Trigger
-	// Config is the configuration in use afterwards: the new one, or on failure the
-	// last good one (CONTRACT V1).
-	Config *Config
-	// Previous is the configuration that was in use before.
-	Previous *Config
-	// Err is nil on success. Errors, if the file could be read.
-	Err error
+// Sources are the files that one load read, and what it read: by them Watch knows when
+// there is something new. The zero value never changes.
+type Sources struct {
+	files   []string // the configuration's own first
+	content digest
 }
 
-// Changed reports whether the reload brought another snapshot.
-func (r Result) Changed() bool { return r.Err == nil && r.Config.Digest != r.Previous.Digest }
-
-// RestartNeeded names the settings that differ but are only read at start.
-func (r Result) RestartNeeded() []string {
-	var out []string
-	a, b := r.Previous.Listen, r.Config.Listen
-	for _, f := range []struct {
-		name      string
-		different bool
-	}{
-		{"listen.proxy", a.Proxy != b.Proxy || (a.ProxyTLS == nil) != (b.ProxyTLS == nil) || a.ProxyTLS != nil && *a.ProxyTLS != *b.ProxyTLS}, {"listen.ssh", a.SSH != b.SSH}, {"listen.admin", a.Admin != b.Admin}, {"listen.metrics", a.Metrics != b.Metrics},
-	} {
-		if f.different {
-			out = append(out, f.name)
-		}
-	}
-	return out
+// Changed reports whether the files hold something else now. One that cannot be read
+// counts by its error.
+func (s *Sources) Changed() bool {
+	return len(s.files) > 0 && digestFiles(s.files[0], s.files[1:]) != s.content
 }
 
-// WatchOptions tune a Watcher. The zero value is good.
+// WatchOptions tune Watch. The zero value is good.
 type WatchOptions struct {
 	// Settle is how long a file must be quiet before it is read: editors and kubelets
 	// write in steps. Default 100ms.
@@ -66,98 +34,44 @@ type WatchOptions struct {
 	Poll time.Duration
 }
 
-// Watcher reloads one configuration file and keeps the last good configuration when
-// the new one is not acceptable (CONTRACT V1). It watches the folders of the file,
-// of what the file links to and of the files it names, since editors replace files
-// and Kubernetes replaces a link above them.
-type Watcher struct {
-	path    string
-	opt     WatchOptions
-	report  func(Result)
-	current atomic.Pointer[Config]
-
-	mu    sync.Mutex // one reload at a time; held while report runs
-	files []string   // what the last attempt read besides path, good or bad
-	seen  digest     // the content of the last attempt, exactly as it was parsed
-}
-
-// NewWatcher returns a watcher for a configuration that Load returned. report is
-// called after every reload, one at a time, and must not call Reload. Nothing is
-// watched until Run, which notices changes made since Load.
-func NewWatcher(initial *Config, opt WatchOptions, report func(Result)) *Watcher {
+// Watch calls reload whenever the files of the last load hold something else than what it
+// read, until ctx ends; then it returns nil. latest returns the sources of that load,
+// whether it was good or not, and also changes made before Watch began are found. It watches
+// the folders of the files and of what they link to, since editors replace files and
+// Kubernetes replaces a link above them. Where the system cannot watch files it relies on
+// polling; it returns an error only if that is switched off too.
+func Watch(ctx context.Context, opt WatchOptions, latest func() Sources, reload func()) error {
 	if opt.Settle <= 0 {
 		opt.Settle = 100 * time.Millisecond
 	}
 	if opt.Poll == 0 {
 		opt.Poll = time.Minute
 	}
-	w := &Watcher{path: initial.Path, opt: opt, report: report, files: initial.Files, seen: initial.content}
-	w.current.Store(initial)
-	return w
-}
-
-// Current returns the configuration in use.
-func (w *Watcher) Current() *Config { return w.current.Load() }
-
-// Reload reads the file now and reports, whether the content changed or not. It
-// returns what it reported.
-func (w *Watcher) Reload() Result {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.reload(TriggerRequest)
-}
-
-// check reloads if the content is another than that of the last attempt. A change
-// made while a file is read is found by the next check, since what was parsed and
-// what was digested are the same bytes.
-func (w *Watcher) check() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if digestFiles(w.path, w.files) != w.seen {
-		w.reload(TriggerFile)
-	}
-}
-
-func (w *Watcher) reload(trigger Trigger) Result {
-	res := Result{Trigger: trigger, Previous: w.Current()}
-	next := load(w.path)
-	w.files, w.seen = next.files, next.content
-	switch {
-	case next.err == nil:
-		res.Config = next.config
-	case control.Off("V1-keeps-last-good"):
-		res.Config, res.Err = Defaults(), next.err
-	default:
-		res.Config, res.Err = res.Previous, next.err
-	}
-	w.current.Store(res.Config)
-	w.report(res)
-	return res
-}
-
-// Run watches until ctx ends and then returns nil. Where the system cannot watch
-// files it relies on polling; it returns an error only if that is switched off too.
-func (w *Watcher) Run(ctx context.Context) error {
 	var events <-chan fsnotify.Event
 	var lost <-chan error
 	fsw, err := fsnotify.NewWatcher()
 	if err == nil {
-		defer fsw.Close()
+		defer func() { _ = fsw.Close() }()
 		events, lost = fsw.Events, fsw.Errors
-	} else if w.opt.Poll < 0 {
+	} else if opt.Poll < 0 {
 		return fmt.Errorf("config: watch: %w", err)
 	}
 	var poll <-chan time.Time
-	if w.opt.Poll > 0 {
-		t := time.NewTicker(w.opt.Poll)
+	if opt.Poll > 0 {
+		t := time.NewTicker(opt.Poll)
 		defer t.Stop()
 		poll = t.C
 	}
-	watched := map[string]bool{}
+	folders := folders{watched: map[string]bool{}, names: map[string]bool{}}
+	check := func() {
+		if s := latest(); s.Changed() {
+			reload()
+		}
+	}
 	look := func() {
-		w.check()
-		if fsw != nil && w.watchFolders(fsw, watched) {
-			w.check() // what happened before the new watch was in place
+		check()
+		if fsw != nil && folders.watch(fsw, latest().files) {
+			check() // what happened before the new watch was in place
 		}
 	}
 	look()
@@ -165,26 +79,29 @@ func (w *Watcher) Run(ctx context.Context) error {
 	settle := time.NewTimer(time.Hour)
 	settle.Stop()
 	defer settle.Stop()
-	var latest time.Time // of the pending look; zero: none
+	var last time.Time // of the pending look; zero: none
 	soon := func() {
-		// Each event puts the look off, but not for ever: other files of the folder may be
-		// written all the time.
-		if latest.IsZero() {
-			latest = time.Now().Add(10 * w.opt.Settle)
+		// Each event puts the look off, but not for ever: other files of the folder may come
+		// and go all the time.
+		if last.IsZero() {
+			last = time.Now().Add(10 * opt.Settle)
 		}
-		settle.Reset(max(0, min(w.opt.Settle, time.Until(latest))))
+		settle.Reset(max(0, min(opt.Settle, time.Until(last))))
 	}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-events:
-			soon()
+		case ev := <-events:
+			// Writing to another file of the folder, a log above all, changes none of ours.
+			if ev.Op != fsnotify.Write || folders.names[filepath.Base(ev.Name)] {
+				soon()
+			}
 		case err := <-lost:
 			_ = err // whatever was lost, a queue that overflowed for one: look for ourselves
 			soon()
 		case <-settle.C:
-			latest = time.Time{}
+			last = time.Time{}
 			look()
 		case <-poll:
 			look()
@@ -192,35 +109,41 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// watchFolders watches the folders that matter now, drops the others and reports
-// whether one was added. A folder that cannot be watched is left to polling.
-func (w *Watcher) watchFolders(fsw *fsnotify.Watcher, watched map[string]bool) (added bool) {
-	w.mu.Lock()
-	files := append([]string{w.path}, w.files...)
-	w.mu.Unlock()
+// folders are what is watched.
+type folders struct {
+	watched map[string]bool
+	// names are what files are called in them, and what they link to. Without the folder: one
+	// that is reached in two ways is reported by either name.
+	names map[string]bool
+}
+
+// watch watches the folders that matter now, drops the others and reports whether one was
+// added. A folder that cannot be watched is left to polling.
+func (f *folders) watch(fsw *fsnotify.Watcher, files []string) (added bool) {
 	want := map[string]bool{}
-	for _, f := range files {
-		want[filepath.Dir(f)] = true
-		if real, err := filepath.EvalSymlinks(f); err == nil {
-			want[filepath.Dir(real)] = true
+	clear(f.names)
+	for _, name := range files {
+		want[filepath.Dir(name)], f.names[filepath.Base(name)] = true, true
+		if real, err := filepath.EvalSymlinks(name); err == nil {
+			want[filepath.Dir(real)], f.names[filepath.Base(real)] = true, true
 		}
 	}
 	active := fsw.WatchList()
-	for dir := range watched {
+	for dir := range f.watched {
 		if want[dir] {
 			continue
 		}
 		if err := fsw.Remove(dir); err == nil || errors.Is(err, fsnotify.ErrNonExistentWatch) {
-			delete(watched, dir)
+			delete(f.watched, dir)
 		}
 	}
 	for dir := range want {
 		// A folder that was deleted and made again lost its watch: ask, do not remember.
-		if watched[dir] && slices.Contains(active, dir) {
+		if f.watched[dir] && slices.Contains(active, dir) {
 			continue
 		}
 		if err := fsw.Add(dir); err == nil {
-			watched[dir], added = true, true
+			f.watched[dir], added = true, true
 		}
 	}
 	return added

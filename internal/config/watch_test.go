@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"waybill/internal/contract"
-	"waybill/routes"
 )
 
 const (
@@ -33,41 +32,61 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
+// result is what one load came to.
+type result struct {
+	config *Config // nil on failure
+	err    error
+}
+
+// watching loads as often as Watch asks for it.
 type watching struct {
-	*Watcher
-	results chan Result
+	path    string
+	results chan result
+	last    Sources
 	stop    func()
+}
+
+func (w *watching) load() {
+	c, read, err := LoadSources(w.path)
+	w.last = read
+	w.results <- result{c, err}
 }
 
 func watch(t *testing.T, path string, opt WatchOptions) *watching {
 	t.Helper()
-	c, err := Load(path)
-	if err != nil {
-		t.Fatal(err)
+	w := &watching{path: path, results: make(chan result, 100)}
+	w.load()
+	if r := w.next(t); r.err != nil {
+		t.Fatal(r.err)
 	}
-	w := &watching{results: make(chan Result, 100)}
-	opt.Settle = 20 * time.Millisecond
-	w.Watcher = NewWatcher(c, opt, func(r Result) { w.results <- r })
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	w.stop = func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	}
+	w.run(t, opt)
 	return w
 }
 
-func (w *watching) next(t *testing.T) Result {
+func (w *watching) run(t *testing.T, opt WatchOptions) {
+	t.Helper()
+	if opt.Settle == 0 {
+		opt.Settle = 20 * time.Millisecond
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Watch(ctx, opt, func() Sources { return w.last }, w.load) }()
+	w.stop = func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Watch: %v", err)
+		}
+	}
+}
+
+func (w *watching) next(t *testing.T) result {
 	t.Helper()
 	select {
 	case r := <-w.results:
 		return r
 	case <-time.After(20 * time.Second):
-		t.Fatal("no reload was reported")
-		return Result{}
+		t.Fatal("nothing was loaded again")
+		return result{}
 	}
 }
 
@@ -81,72 +100,76 @@ func onlyRoute(t *testing.T, c *Config) string {
 	return rs[0].Name
 }
 
-// V1, case CF-01 g: a bad reload keeps the last good snapshot and says so.
-func TestReloadKeepsLastGood(t *testing.T) {
-	contract.Covers(t, "V1", "D1")
+// Each content is loaded once, good or bad, and what is wrong with it has a place; a missing
+// file is one, too (V1, case CF-01 g).
+func TestWatchGoodAndBad(t *testing.T) {
+	contract.Covers(t, "V1")
 	path := filepath.Join(t.TempDir(), "waybill.yaml")
 	write(t, path, goodA)
 	w := watch(t, path, WatchOptions{Poll: -1})
 	defer w.stop()
-	first := w.Current()
-	bound := first.Snapshot // an action in flight holds it
 
 	write(t, path, broken)
 	r := w.next(t)
 	var list Errors
-	if r.Trigger != TriggerFile || !errors.As(r.Err, &list) || r.Config != first || r.Previous != first || r.Changed() || w.Current() != first {
+	if !errors.As(r.err, &list) || r.config != nil {
 		t.Fatalf("after a bad file: %+v", r)
 	}
 	if len(list) != 2 || list[1].Line != 4 || list[1].Path != "routes[0].mathc" {
 		t.Errorf("the problem has no place: %+v", list[0])
 	}
-	if got, _ := w.Current().Snapshot.Match("GET", routes.Target{Scheme: "https", Host: "a.example.test", Port: 443}, "/"); got == nil {
-		t.Error("the last good snapshot no longer matches")
-	}
-	if w.Current().Snapshot.Default() != routes.Deny {
-		t.Error("a bad file widened access")
-	}
-
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if r = w.next(t); !errors.Is(r.Err, fs.ErrNotExist) || w.Current() != first {
+	if r = w.next(t); !errors.Is(r.err, fs.ErrNotExist) {
 		t.Fatalf("after the file went: %+v", r)
 	}
-
 	write(t, path, goodB)
-	r = w.next(t)
-	if r.Err != nil || !r.Changed() || onlyRoute(t, r.Config) != "b" || w.Current() != r.Config || r.Previous != first {
+	if r = w.next(t); r.err != nil || onlyRoute(t, r.config) != "b" {
 		t.Fatalf("after a good file: %+v", r)
-	}
-	if bound.Digest() != first.Digest || onlyRoute(t, first) != "a" {
-		t.Error("the snapshot of an action in flight changed")
 	}
 }
 
-func TestReloadOnRequest(t *testing.T) {
-	contract.Covers(t, "V1")
-	path := filepath.Join(t.TempDir(), "waybill.yaml")
+// Who writes to the folder without end – a log beside the configuration does – puts nothing
+// off: neither by writes, nor by files that come and go.
+func TestWatchBesideALog(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "waybill.yaml")
 	write(t, path, goodA)
-	c, err := Load(path)
+	w := watch(t, path, WatchOptions{Poll: -1, Settle: 100 * time.Millisecond})
+	defer w.stop()
+	log, err := os.Create(filepath.Join(dir, "waybill.log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var reported []Result
-	w := NewWatcher(c, WatchOptions{}, func(r Result) { reported = append(reported, r) })
-	if r := w.Reload(); r.Err != nil || r.Changed() || r.Trigger != TriggerRequest {
-		t.Errorf("unchanged: %+v", r)
-	}
-	write(t, path, broken)
-	if r := w.Reload(); r.Err == nil || r.Config != r.Previous || onlyRoute(t, w.Current()) != "a" {
-		t.Errorf("broken: %+v", r)
-	}
-	write(t, path, goodB+"listen: {proxy: 127.0.0.1:1, admin: unix:/x}\n")
-	if r := w.Reload(); r.Err != nil || !r.Changed() || !slices.Equal(r.RestartNeeded(), []string{"listen.proxy", "listen.admin"}) {
-		t.Errorf("good: %+v %v", r, r.RestartNeeded())
-	}
-	if len(reported) != 3 {
-		t.Errorf("%d reports", len(reported))
+	defer func() { _ = log.Close() }()
+	over := make(chan struct{})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-over:
+				return
+			case <-time.After(5 * time.Millisecond):
+				_, _ = log.WriteString("a line\n")
+				_ = os.WriteFile(filepath.Join(dir, "rotated"), nil, 0o600)
+				_ = os.Remove(filepath.Join(dir, "rotated"))
+			}
+		}
+	}()
+	defer func() { close(over); <-ended }()
+	for _, step := range []struct{ text, route string }{{goodB, "b"}, {goodA, "a"}} {
+		// In place, as some editors write: there is nothing but writes to see then.
+		if err := os.WriteFile(path, []byte(step.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			r := w.next(t) // half of a file may be read first
+			if r.err == nil && onlyRoute(t, r.config) == step.route {
+				break
+			}
+		}
 	}
 }
 
@@ -175,7 +198,7 @@ func TestWatchKubernetesSwap(t *testing.T) {
 	}
 	w := watch(t, path, WatchOptions{Poll: -1})
 	defer w.stop()
-	for i, step := range []struct{ text, route string }{{goodB, "b"}, {broken, "b"}, {goodA, "a"}, {goodB, "b"}} {
+	for i, step := range []struct{ text, route string }{{goodB, "b"}, {broken, ""}, {goodA, "a"}, {goodB, "b"}} {
 		before, err := os.Readlink(filepath.Join(dir, "..data"))
 		if err != nil {
 			t.Fatal(err)
@@ -184,7 +207,7 @@ func TestWatchKubernetesSwap(t *testing.T) {
 		if err := os.RemoveAll(filepath.Join(dir, before)); err != nil {
 			t.Fatal(err)
 		}
-		if r := w.next(t); (r.Err != nil) != (step.text == broken) || onlyRoute(t, w.Current()) != step.route {
+		if r := w.next(t); (r.err != nil) != (step.text == broken) || r.err == nil && onlyRoute(t, r.config) != step.route {
 			t.Fatalf("step %d: %+v", i, r)
 		}
 	}
@@ -202,7 +225,7 @@ func TestWatchLinkedFile(t *testing.T) {
 	w := watch(t, path, WatchOptions{Poll: -1})
 	defer w.stop()
 	write(t, real, goodB)
-	if r := w.next(t); r.Err != nil || onlyRoute(t, w.Current()) != "b" {
+	if r := w.next(t); r.err != nil || onlyRoute(t, r.config) != "b" {
 		t.Fatalf("%+v", r)
 	}
 }
@@ -222,57 +245,44 @@ func TestWatchRoots(t *testing.T) {
 	write(t, path, goodA+"  upstream: {roots: "+ca+"}\n")
 	w := watch(t, path, WatchOptions{Poll: -1})
 	defer w.stop()
-	first := w.Current()
-	if !slices.Equal(first.Files, []string{ca}) {
-		t.Errorf("Files = %v", first.Files)
+	first, err := Load(path)
+	if err != nil || !slices.Equal(first.Files, []string{ca}) {
+		t.Fatalf("Files = %v, %v", first.Files, err)
 	}
 	write(t, ca, string(pem)+string(pem))
-	if r := w.next(t); r.Err != nil || !r.Changed() {
+	if r := w.next(t); r.err != nil || r.config.Digest == first.Digest {
 		t.Fatalf("other roots: %+v", r)
 	}
 	if err := os.Remove(ca); err != nil {
 		t.Fatal(err)
 	}
-	if r := w.next(t); r.Err == nil || r.Changed() {
+	if r := w.next(t); r.err == nil {
 		t.Fatalf("missing roots: %+v", r)
 	}
 	write(t, ca, "# a comment more\n"+string(pem))
-	if r := w.next(t); r.Err != nil || r.Config.Digest != first.Digest {
+	if r := w.next(t); r.err != nil || r.config.Digest != first.Digest {
 		t.Fatalf("the same roots again: %+v", r)
 	}
 }
 
-// What happened between Load and Run is noticed, equal content is not reported, and
-// Reload works beside Run.
-func TestWatchChangeBeforeRun(t *testing.T) {
+// What happened between the load and Watch is noticed, and equal content is not loaded again.
+func TestWatchChangeBefore(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "waybill.yaml")
 	write(t, path, goodA)
-	c, err := Load(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := &watching{path: path, results: make(chan result, 10)}
+	w.load()
+	w.next(t)
 	write(t, path, goodB)
-	results := make(chan Result, 10)
-	w := &watching{results: results, Watcher: NewWatcher(c, WatchOptions{Settle: time.Millisecond, Poll: -1}, func(r Result) { results <- r })}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	if r := w.next(t); r.Err != nil || onlyRoute(t, r.Config) != "b" {
+	w.run(t, WatchOptions{Settle: time.Millisecond, Poll: -1})
+	defer func() { w.stop() }()
+	if r := w.next(t); r.err != nil || onlyRoute(t, r.config) != "b" {
 		t.Fatalf("%+v", r)
 	}
-	write(t, path, goodB) // the same bytes: no reload
+	write(t, path, goodB) // the same bytes
 	write(t, path+".other", "noise")
 	write(t, path, goodA)
-	if r := w.next(t); r.Err != nil || onlyRoute(t, r.Config) != "a" {
+	if r := w.next(t); r.err != nil || onlyRoute(t, r.config) != "a" {
 		t.Fatalf("%+v", r)
-	}
-	if r := w.Reload(); r.Err != nil || r.Changed() {
-		t.Fatalf("%+v", r)
-	}
-	w.next(t)
-	cancel()
-	if err := <-done; err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -297,7 +307,7 @@ func TestWatchPolls(t *testing.T) {
 	if err := os.Rename(link+".tmp", link); err != nil {
 		t.Fatal(err)
 	}
-	if r := w.next(t); r.Err != nil || onlyRoute(t, w.Current()) != "b" {
+	if r := w.next(t); r.err != nil || onlyRoute(t, r.config) != "b" {
 		t.Fatalf("%+v", r)
 	}
 }
