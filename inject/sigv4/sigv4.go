@@ -157,9 +157,3 @@ func read(secret inject.Secret, id string, now time.Time) (aws.Credentials, erro
 	}
 	return aws.Credentials{AccessKeyID: c.AccessKeyId, SecretAccessKey: c.SecretAccessKey, SessionToken: c.SessionToken}, nil
 }
-
-// CheckSecret reports whether a secret can be used with the spec.
-func CheckSecret(secret inject.Secret, s Spec, now time.Time) error {
-	_, err := read(secret, s.AccessKeyID, now)
-	return err
-}

@@ -82,13 +82,19 @@ func TestKeys(t *testing.T) {
 		`{"AccessKeyId":"A","SecretAccessKey":"CANARY","Expiration":"2013-05-23T00:00:00Z"}`:                                       inject.ReasonExpired,
 		`{"AccessKeyId":"A"}`: inject.ReasonMalformed, `CANARY`: inject.ReasonMalformed,
 	} {
-		err := CheckSecret(inject.NewSecret([]byte(text)), Spec{}, exampleTime)
+		err := checkSecret(inject.NewSecret([]byte(text)), Spec{}, exampleTime)
 		var e *inject.Error
 		if want == "" && err != nil || want != "" && (!errors.As(err, &e) || e.Reason != want || strings.Contains(err.Error(), "CANARY")) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
-	if err := CheckSecret(inject.NewSecret([]byte(`{"x":1}`)), Spec{AccessKeyID: "A"}, exampleTime); err == nil {
+	if err := checkSecret(inject.NewSecret([]byte(`{"x":1}`)), Spec{AccessKeyID: "A"}, exampleTime); err == nil {
 		t.Error("JSON is taken for a bare key")
 	}
+}
+
+// checkSecret reports whether a secret can be used with the spec.
+func checkSecret(secret inject.Secret, s Spec, now time.Time) error {
+	_, err := read(secret, s.AccessKeyID, now)
+	return err
 }
