@@ -2,6 +2,8 @@ package journal
 
 import (
 	"fmt"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -30,14 +32,31 @@ func BenchmarkAction(b *testing.B) {
 	}
 }
 
+// BenchmarkResult is one of a larger answer, as is most of what a journal holds by size.
+func BenchmarkResult(b *testing.B) {
+	for _, n := range []int{1, 16} {
+		b.Run(fmt.Sprintf("64KiB/waiters=%d", n), func(b *testing.B) { benchActions(b, n, 64<<10) })
+	}
+}
+
 func benchAppend(b *testing.B, waiters int, whole bool) {
+	if whole {
+		benchActions(b, waiters, 1024)
+	} else {
+		benchActions(b, waiters, -1)
+	}
+}
+
+// benchActions appends the first batch of b.N actions and, if size is not negative, their
+// results of that size.
+func benchActions(b *testing.B, waiters, size int) {
 	opt := testOptions(tempDir(b), &hooks.Hooks{})
 	opt.Hooks.CheckCache = false
 	j, _ := openWith(b, opt)
-	body := make([]byte, 1024)
+	body := make([]byte, max(size, 0))
 	var left atomic.Int64
 	left.Store(int64(b.N))
-	start, used := j.Stats(), processorTime(b)
+	start, used, written := j.Stats(), processorTime(b), writtenBytes(b)
 	b.ReportAllocs()
 	b.ResetTimer()
 	var wg sync.WaitGroup
@@ -49,7 +68,7 @@ func benchAppend(b *testing.B, waiters int, whole bool) {
 					b.Error(err)
 					return
 				}
-				if !whole {
+				if size < 0 {
 					continue
 				}
 				if _, err := j.Append(bg, toResult(id, body)); err != nil {
@@ -61,14 +80,30 @@ func benchAppend(b *testing.B, waiters int, whole bool) {
 	}
 	wg.Wait()
 	b.StopTimer()
-	end, used := j.Stats(), processorTime(b)-used
+	end, used, written := j.Stats(), processorTime(b)-used, writtenBytes(b)-written
 	appends := float64(end.Appends - start.Appends)
 	b.ReportMetric(float64(used.Microseconds())/appends, "cpu-µs/append")
 	b.ReportMetric(float64(end.Bytes-start.Bytes)/appends, "stored-B/append")
+	b.ReportMetric(float64(written)/appends, "written-B/append")
 	b.ReportMetric(float64(end.Syncs-start.Syncs)/appends, "syncs/append")
 	b.ReportMetric(float64(end.Groups-start.Groups)/appends, "groups/append")
 	b.ReportMetric(float64(end.Events-start.Events)/b.Elapsed().Seconds(), "events/s")
 	b.ReportMetric(appends/b.Elapsed().Seconds(), "appends/s")
+}
+
+// writtenBytes is what system calls have written so far; not what went through mappings.
+func writtenBytes(b *testing.B) (n int64) {
+	text, err := os.ReadFile("/proc/self/io")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if _, err := fmt.Sscanf(line, "wchar: %d", &n); err == nil {
+			return n
+		}
+	}
+	b.Fatal("no wchar in /proc/self/io")
+	return 0
 }
 
 func processorTime(b *testing.B) time.Duration {

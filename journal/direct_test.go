@@ -19,12 +19,12 @@ func TestDirectWrites(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const units = 4096
+	const units = 16384
 	id := newID()
 	segment := func(direct bool) []byte {
 		path := filepath.Join(t.TempDir(), "w")
 		info := segmentInfo{number: 1, store: seal.id, slots: units}
-		w := &witness{m: newMacer(seal.witness), slots: units, info: info, spareDone: true, sync: true, syncs: new(atomic.Uint64)}
+		w := &witness{m: newMacer(seal.witness), slots: units, info: info, spares: []string{"none"}, sync: true, syncs: new(atomic.Uint64)}
 		if err := newSegmentFile(path, units, true); err != nil {
 			t.Fatal(err)
 		}
@@ -37,7 +37,7 @@ func TestDirectWrites(t *testing.T) {
 		if _, err := w.file.WriteAt(info.encode(w.m), 0); err != nil {
 			t.Fatal(err)
 		}
-		for i, size := range []int{10, 1200, maxKeptBuffer, 700, 100_000, 3, maxKeptBuffer + 1, 1} {
+		for i, size := range []int{10, 1200, maxDirect, 700, 100_000, 3, maxDirect + 1, 1} {
 			n := uint64(i + 1)
 			g := &loggedGroup{number: n, head: head{seq: n, group: n}, records: []witnessRecord{{kind: kindEvent, typ: dispatch.DispatchStarted, attempt: 1, seq: n, action: id}}}
 			if err := w.write(g, []entry{{key: keyEvent(n), value: bytes.Repeat([]byte{byte(n)}, size)}}); err != nil {

@@ -140,7 +140,7 @@ func makeSegment(t testing.TB, seal *sealer, units uint32, groups ...int) []byte
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "w")
 	info := segmentInfo{number: 1, store: seal.id, slots: units}
-	w := &witness{m: newMacer(seal.witness), slots: units, info: info, spareDone: true}
+	w := &witness{m: newMacer(seal.witness), slots: units, info: info, spares: []string{"none"}}
 	if err := newSegmentFile(path, units, false); err != nil {
 		t.Fatal(err)
 	}

@@ -650,6 +650,7 @@ func (j *Journal) beginWitness(w *witnessState, at position) error {
 		info.number = max(w.unfinished, 1)
 	}
 	j.c.witness = wit
+	wit.findSpares()
 	if err := wit.begin(info); err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ func storeOptions(dir string, log badger.Logger) badger.Options {
 	// tables that double from level to level 64 MiB of results cost 240 MiB of memory;
 	// with equal ones, measured the same way, a tenth.
 	opt.TableSizeMultiplier = 1
-	opt.TableEnds = tableEnds
+	opt.TableEnds, opt.TableMoves = tableEnds, tableMoves
 	return opt
 }
 
@@ -61,6 +61,12 @@ func storeOptions(dir string, log badger.Logger) badger.Options {
 func tableEnds(last, next []byte) bool {
 	large := func(family byte) bool { return family == famEvent || family == famChunk }
 	return last[0] != next[0] && (large(last[0]) || large(next[0]))
+}
+
+// tableMoves tells the tables of one of these families: an event and a chunk are written once,
+// and deleted.
+func tableMoves(first, last []byte) bool {
+	return first[0] == last[0] && (first[0] == famEvent || first[0] == famChunk)
 }
 
 // storeLogger receives Badger's log lines. Their arguments quote keys and values, so

@@ -582,8 +582,8 @@ type witness struct {
 	// kept are the finished segments still on disk, with the last group of each.
 	kept []keptSegment
 
-	spare     chan error // result of the preparation that runs; nil: none runs
-	spareDone bool
+	spare  chan error // result of the preparation that runs; nil: none runs
+	spares []string   // files that can be the next segment, by name
 }
 
 type keptSegment struct {
@@ -592,7 +592,17 @@ type keptSegment struct {
 	units  uint32
 }
 
-const spareName = "spare"
+// spareName is what files are called that wait to be a segment again. The first one is made
+// ahead where none waits; the others were segments, of which the store catches up with several
+// at once where much is written. Making one costs as much writing as it will take.
+func spareName(i int) string {
+	if i == 0 {
+		return "spare"
+	}
+	return "spare-" + strconv.Itoa(i)
+}
+
+const maxSpares = 6
 
 // newSegmentFile makes a file of the right length, its blocks allocated and written,
 // so that a later fdatasync has no metadata to write and ENOSPC cannot happen.
@@ -628,18 +638,9 @@ func usable(path string, units uint32) bool {
 // begin starts a new segment with the given header. What stands in its file behind the
 // header is another segment's, or nothing: blocks name their segment.
 func (w *witness) begin(info segmentInfo) error {
-	spare := filepath.Join(w.dir, spareName)
-	if w.spare != nil {
-		if err := <-w.spare; err != nil {
-			return err
-		}
-		w.spare = nil
-	}
-	w.spareDone = false
-	if !usable(spare, info.slots) {
-		if err := newSegmentFile(spare, info.slots, w.sync); err != nil {
-			return err
-		}
+	spare, err := w.nextSpare(info.slots)
+	if err != nil {
+		return err
 	}
 	path := filepath.Join(w.dir, segmentName(info.number))
 	if err := os.Rename(spare, path); err != nil {
@@ -672,6 +673,47 @@ func (w *witness) begin(info segmentInfo) error {
 	}
 	w.file, w.direct, w.info, w.used = f, openDirect(path), info, 0
 	return nil
+}
+
+// nextSpare returns the file that is the next segment, and makes it where there is none.
+func (w *witness) nextSpare(units uint32) (path string, err error) {
+	for len(w.spares) > 0 {
+		path = filepath.Join(w.dir, w.spares[len(w.spares)-1])
+		w.spares = w.spares[:len(w.spares)-1]
+		if usable(path, units) {
+			return path, nil
+		}
+	}
+	path = filepath.Join(w.dir, spareName(0))
+	if w.spare != nil {
+		if err := <-w.spare; err != nil {
+			return "", err
+		}
+		w.spare = nil
+		if usable(path, units) {
+			return path, nil
+		}
+	}
+	return path, newSegmentFile(path, units, w.sync)
+}
+
+// findSpares looks for what an earlier process left.
+func (w *witness) findSpares() {
+	for i := range maxSpares {
+		if usable(filepath.Join(w.dir, spareName(i)), w.slots) {
+			w.spares = append(w.spares, spareName(i))
+		}
+	}
+}
+
+// freeSpare returns a name for one more; "": there are enough.
+func (w *witness) freeSpare() string {
+	for i := range maxSpares {
+		if name := spareName(i); !slices.Contains(w.spares, name) && (i > 0 || w.spare == nil) {
+			return name
+		}
+	}
+	return ""
 }
 
 // openDirect opens a segment for writes past the page cache; nil: its file system does not
@@ -708,14 +750,10 @@ func (w *witness) flush(f *os.File) error {
 
 // prepareSpare makes the next segment's file in the background.
 func (w *witness) prepareSpare() {
-	if w.spare != nil || w.spareDone {
+	if w.spare != nil || len(w.spares) > 0 {
 		return
 	}
-	path, units, sync := filepath.Join(w.dir, spareName), w.slots, w.sync
-	if usable(path, units) {
-		w.spareDone = true
-		return
-	}
+	path, units, sync := filepath.Join(w.dir, spareName(0)), w.slots, w.sync
 	ch := make(chan error, 1)
 	w.spare = ch
 	go func() { ch <- newSegmentFile(path, units, sync) }()
@@ -724,8 +762,12 @@ func (w *witness) prepareSpare() {
 // room reports whether n units fit in the current segment.
 func (w *witness) room(n uint32) bool { return w.used+n <= w.info.slots }
 
-// maxKeptBuffer bounds what stays allocated for the next group.
-const maxKeptBuffer = 256 << 10
+const (
+	// maxKeptBuffer bounds what stays allocated for the next group.
+	maxKeptBuffer = 256 << 10
+	// maxDirect is the longest group that goes past the page cache: nearly every one.
+	maxDirect = 2 << 20
+)
 
 // write appends a group and its entries to the current segment, which has room for
 // them, and returns when they are durable.
@@ -765,9 +807,9 @@ func (w *witness) write(g *loggedGroup, entries []entry) error {
 // buffer returns memory for a group of the given size, and the file to write it to: the
 // one past the page cache, for which the memory has to begin with a page, or the plain one.
 func (w *witness) buffer(size int) ([]byte, *os.File) {
-	if w.direct != nil && size <= maxKeptBuffer {
+	if w.direct != nil && size <= maxDirect {
 		if w.pages == nil {
-			if b, err := unix.Mmap(-1, 0, maxKeptBuffer, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON); err == nil {
+			if b, err := unix.Mmap(-1, 0, maxDirect, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON); err == nil {
 				w.pages = b
 			}
 		}
@@ -829,14 +871,15 @@ func (w *witness) rotate(base head, settled uint64, n uint32) error {
 const minKept = 3
 
 // retire removes segments that the store has caught up with and that end before the
-// checkpoint; one becomes the spare.
+// checkpoint; some become spares.
 func (w *witness) retire(settled, checkpoint uint64) error {
 	for len(w.kept) > minKept && w.kept[0].last.group <= settled && w.kept[0].last.seq < checkpoint {
 		path := filepath.Join(w.dir, segmentName(w.kept[0].number))
 		var err error
-		if w.spare == nil && !w.spareDone && w.kept[0].units == w.slots {
-			err = os.Rename(path, filepath.Join(w.dir, spareName))
-			w.spareDone = true
+		if name := w.freeSpare(); name != "" && w.kept[0].units == w.slots {
+			if err = os.Rename(path, filepath.Join(w.dir, name)); err == nil {
+				w.spares = append(w.spares, name)
+			}
 		} else {
 			err = os.Remove(path)
 		}

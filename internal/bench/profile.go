@@ -50,9 +50,9 @@ func BuildProfiled(ctx context.Context, source, out string) error {
 	return nil
 }
 
-// Profile runs Waybill (strict; o.Waybill must be of BuildProfiled) at each number of
-// clients and writes cpu, allocs, mutex and block profiles into out.
-func Profile(ctx context.Context, o Options, mode Mode, clients []int, out string) error {
+// Profile runs Waybill (strict; o.Waybill must be of BuildProfiled) with the mode and size of
+// what at each number of clients and writes cpu, allocs, mutex and block profiles into out.
+func Profile(ctx context.Context, o Options, what Scenario, clients []int, out string) error {
 	if err := o.defaults(); err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func Profile(ctx context.Context, o Options, mode Mode, clients []int, out strin
 	}
 	d.live["waybill"] = run
 	target := originHost + ":443"
-	if mode == Absolute {
+	if what.Mode == Absolute {
 		target = originHost + ":80"
 	}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -82,7 +82,8 @@ func Profile(ctx context.Context, o Options, mode Mode, clients []int, out strin
 		return nd.DialContext(ctx, "unix", socket)
 	}}}
 	for _, n := range clients {
-		l := Load{Scenario: Scenario{Mode: mode, Bytes: 1 << 10, Clients: n}, Proxy: run.proxy, Authority: target, RootCA: run.ca,
+		what.Clients = n
+		l := Load{Scenario: what, Proxy: run.proxy, Authority: target, RootCA: run.ca,
 			Warmup: o.Warmup, Window: o.Window, PID: run.measure, Metrics: run.metrics, Origin: d.rig.origin.Stats}
 		type loaded struct {
 			s   *Sample
@@ -94,7 +95,7 @@ func Profile(ctx context.Context, o Options, mode Mode, clients []int, out strin
 			done <- loaded{s, err}
 		}()
 		settle(ctx, o.Warmup+200*time.Millisecond)
-		name := fmt.Sprintf("%s-c%d", mode, n)
+		name := fmt.Sprintf("%s-c%d", what.Mode, n)
 		seconds := max(1, int((o.Window-300*time.Millisecond)/time.Second))
 		perr := fetch(ctx, client, fmt.Sprintf("profile?seconds=%d", seconds), filepath.Join(out, name+"-cpu.pprof"))
 		for _, kind := range []string{"allocs", "mutex", "block", "heap"} {

@@ -76,6 +76,10 @@ type Options struct {
 	// Waybill: TableEnds says that a compaction to a level below the first ends a table between two neighbouring keys;
 	// nil: only where it is full.
 	TableEnds func(last, next []byte) bool
+	// Waybill: TableMoves says of a table, by its first and last key, that nobody ever gives one of its keys another value, but to
+	// delete it. A compaction that would copy such a table to the next level, where it overlaps with nothing and has nothing
+	// to leave behind, hands it on as it is. nil: never.
+	TableMoves func(first, last []byte) bool
 
 	NumCompactors        int
 	CompactL0OnClose     bool

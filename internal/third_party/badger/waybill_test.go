@@ -24,6 +24,7 @@ func openQuiet(t *testing.T) *DB {
 	opt := DefaultOptions(t.TempDir()).WithMemTableSize(8 << 20).WithNumCompactors(0).WithCompression(options.None).WithLoggingLevel(ERROR).
 		WithNumLevelZeroTables(2).WithNumLevelZeroTablesStall(6)
 	opt.TableEnds = families
+	opt.TableMoves = func(first, last []byte) bool { return first[0] == last[0] && (first[0] == 'e' || first[0] == 'r') }
 	db, err := Open(opt)
 	if err != nil {
 		t.Fatal(err)
@@ -168,6 +169,125 @@ func TestTableEnds(t *testing.T) {
 		}
 		return nil
 	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// below compacts level n into the next one, once.
+func below(t *testing.T, db *DB, n int) error {
+	t.Helper()
+	return db.lc.doCompact(1, compactionPriority{level: n, score: 3, adjusted: 3, t: db.lc.levelTargets()})
+}
+
+// at returns the tables of a level by their id, each with the families it begins and ends with.
+func at(db *DB, n int) map[uint64]string {
+	out := make(map[uint64]string)
+	for _, table := range db.lc.levels[n].tables {
+		out[table.ID()] = string([]byte{table.Smallest()[0], table.Biggest()[0]})
+	}
+	return out
+}
+
+// A table of keys that are written once is handed on as it is where it overlaps with nothing
+// and holds nothing that would be left out; every other one is written again. What is read
+// stays the same, also after the store was opened again.
+func TestTableMoves(t *testing.T) {
+	db := openQuiet(t)
+	base := db.lc.levelTargets().baseLevel
+	if base != len(db.lc.levels)-1 {
+		t.Fatalf("base level %d", base)
+	}
+	// Into the level above the last one, as when there is more.
+	fill := func(f func(txn *Txn) error) {
+		t.Helper()
+		flushed(t, db, f)
+		targets := db.lc.levelTargets()
+		targets.baseLevel = base - 1
+		if err := db.lc.doCompact(0, compactionPriority{level: 0, score: 3, adjusted: 3, t: targets}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(want map[string]string) {
+		t.Helper()
+		if err := db.View(func(txn *Txn) error {
+			for key, value := range want {
+				item, err := txn.Get([]byte(key))
+				if value == "" {
+					if !errors.Is(err, ErrKeyNotFound) {
+						return fmt.Errorf("%s: %v", key, err)
+					}
+					continue
+				}
+				if err != nil {
+					return fmt.Errorf("%s: %w", key, err)
+				}
+				if got, err := item.ValueCopy(nil); err != nil || string(got) != value {
+					return fmt.Errorf("%s: %q %v", key, got, err)
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	set := func(keys ...string) func(txn *Txn) error {
+		return func(txn *Txn) error {
+			for _, k := range keys {
+				if err := txn.Set([]byte(k), []byte("of "+k)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	// moved compacts until nothing is left above, and returns how many tables kept their file.
+	moved := func() (kept int) {
+		t.Helper()
+		for len(db.lc.levels[base-1].tables) > 0 {
+			before := at(db, base-1)
+			if err := below(t, db, base-1); err != nil {
+				t.Fatal(err)
+			}
+			for id := range at(db, base) {
+				if _, ok := before[id]; ok {
+					kept++
+				}
+			}
+		}
+		return kept
+	}
+	fill(set("c1", "e1", "e2", "g1", "r1"))
+	if n := len(at(db, base-1)); n != 4 {
+		t.Fatalf("%d tables", n)
+	}
+	if n := moved(); n != 2 {
+		t.Errorf("%d tables were moved: of e and r", n)
+	}
+	fill(set("e3", "r2", "e0")) // e0 to e3 overlaps with e1
+	if n := moved(); n != 1 {
+		t.Errorf("%d tables were moved: of r", n)
+	}
+	// A deletion, of what is below and of what is not there.
+	fill(func(txn *Txn) error { return errors.Join(txn.Delete([]byte("e2")), txn.Delete([]byte("r9"))) })
+	if n := moved(); n != 0 {
+		t.Errorf("%d tables with deletions were moved", n)
+	}
+	want := map[string]string{"e2": "", "r9": ""}
+	for _, k := range []string{"c1", "e0", "e1", "e3", "g1", "r1", "r2"} {
+		want[k] = "of " + k
+	}
+	check(want)
+	opt := db.opt
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if db, err = Open(opt); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	check(want)
+	if err := db.VerifyChecksum(); err != nil {
 		t.Error(err)
 	}
 }
