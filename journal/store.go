@@ -50,23 +50,33 @@ func storeOptions(dir string, log badger.Logger) badger.Options {
 	// tables that double from level to level 64 MiB of results cost 240 MiB of memory;
 	// with equal ones, measured the same way, a tenth.
 	opt.TableSizeMultiplier = 1
-	opt.TableEnds, opt.TableMoves = tableEnds, tableMoves
+	opt.TableEnds, opt.WrittenOnce = tableEnds, writtenOnce
 	return opt
 }
 
 // tableEnds gives the families that most bytes are in, events and chunks, tables of their
-// own. Their keys only grow, so that what is added overlaps with nothing that is there, and
-// a compaction to the next level has little to write again. In a table with the end of one
-// family and the beginning of another every addition to the first one falls.
-func tableEnds(last, next []byte) bool {
-	large := func(family byte) bool { return family == famEvent || family == famChunk }
-	return last[0] != next[0] && (large(last[0]) || large(next[0]))
+// own, and no table of others reaches over them. Their keys only grow, so that what is added
+// overlaps with nothing that is there: a compaction has nothing of it to write again.
+func tableEnds(last, next []byte) bool { return section(last) != section(next) }
+
+// section tells the parts of the order of keys that tables are of.
+func section(key []byte) int {
+	n := 0
+	for _, family := range []byte{famEvent, famChunk} {
+		if key[0] >= family {
+			n++
+		}
+		if key[0] > family {
+			n++
+		}
+	}
+	return n
 }
 
-// tableMoves tells the tables of one of these families: an event and a chunk are written once,
-// and deleted.
-func tableMoves(first, last []byte) bool {
-	return first[0] == last[0] && (first[0] == famEvent || first[0] == famChunk)
+// writtenOnce tells two keys of one of these families: an event and a chunk are written once,
+// or again as they were, and deleted.
+func writtenOnce(a, b []byte) bool {
+	return a[0] == b[0] && (a[0] == famEvent || a[0] == famChunk)
 }
 
 // storeLogger receives Badger's log lines. Their arguments quote keys and values, so

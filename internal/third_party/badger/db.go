@@ -1115,6 +1115,9 @@ func buildL0Table(iter y.Iterator, dropPrefixes [][]byte, bopts table.Options) *
 
 // handleMemTableFlush must be run serially.
 func (db *DB) handleMemTableFlush(mt *memTable, dropPrefixes [][]byte) error {
+	if db.opt.WrittenOnce != nil && !db.opt.InMemory {
+		return db.flushApart(mt) // Waybill
+	}
 	bopts := buildTableOptions(db)
 	// Waybill: one buffer of the size that is needed, where one for a smaller table was doubled until it fitted.
 	bopts.TableSize = uint64(db.opt.MemTableSize)

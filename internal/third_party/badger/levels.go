@@ -1480,30 +1480,6 @@ func (s *levelsController) fillTables(cd *compactDef) bool {
 	return false
 }
 
-// movable reports whether the compaction would write one table again as it is. A table of level 0 holds deletions that are
-// not counted as stale; below it a compaction has made each, which counts those that it kept.
-func (s *levelsController) movable(cd *compactDef) bool {
-	moves := s.kv.opt.TableMoves
-	return moves != nil && cd.thisLevel.level > 0 && cd.nextLevel.level == cd.thisLevel.level+1 && len(cd.dropPrefixes) == 0 &&
-		len(cd.top) == 1 && len(cd.bot) == 0 && cd.top[0].StaleDataSize() == 0 &&
-		moves(y.ParseKey(cd.top[0].Smallest()), y.ParseKey(cd.top[0].Biggest()))
-}
-
-// move hands a table on to the next level. The MANIFEST has it in one change: in the old level or in the new one. As in
-// runCompactDef it is added before it is taken away, so that who reads from above finds it, if only twice.
-func (s *levelsController) move(cd *compactDef) error {
-	t := cd.top[0]
-	if err := s.kv.manifest.addChanges([]*pb.ManifestChange{
-		newDeleteChange(t.ID()), newCreateChange(t.ID(), cd.nextLevel.level, t.KeyID(), t.CompressionType()),
-	}, s.kv.opt); err != nil {
-		return err // it stays where it was for this process; the MANIFEST names it in either case
-	}
-	if err := cd.nextLevel.replaceTables(nil, cd.top); err != nil {
-		return err
-	}
-	return cd.thisLevel.deleteTables(cd.top)
-}
-
 func (s *levelsController) runCompactDef(id, l int, cd compactDef) (err error) {
 	if len(cd.t.fileSz) == 0 {
 		return errors.New("Filesizes cannot be zero. Targets are not set")
@@ -1521,11 +1497,6 @@ func (s *levelsController) runCompactDef(id, l int, cd compactDef) (err error) {
 
 	thisLevel := cd.thisLevel
 	nextLevel := cd.nextLevel
-
-	// Waybill: see Options.TableMoves.
-	if s.movable(&cd) {
-		return s.move(&cd)
-	}
 
 	y.AssertTrue(len(cd.splits) == 0)
 	if thisLevel.level == nextLevel.level {
@@ -1700,7 +1671,11 @@ func (s *levelsController) addLevel0Table(t *table.Table) error {
 			return err
 		}
 	}
+	return s.placeLevel0Table(t)
+}
 
+// Waybill: placeLevel0Table is the rest of addLevel0Table.
+func (s *levelsController) placeLevel0Table(t *table.Table) error {
 	// Wait (without busy-polling) until L0 is below the stall threshold, then add
 	// the table. We hold the L0 write lock, which is also the l0stall cond's
 	// Locker, so the predicate check and the transition into cond.Wait are atomic

@@ -76,10 +76,12 @@ type Options struct {
 	// Waybill: TableEnds says that a compaction to a level below the first ends a table between two neighbouring keys;
 	// nil: only where it is full.
 	TableEnds func(last, next []byte) bool
-	// Waybill: TableMoves says of a table, by its first and last key, that nobody ever gives one of its keys another value, but to
-	// delete it. A compaction that would copy such a table to the next level, where it overlaps with nothing and has nothing
-	// to leave behind, hands it on as it is. nil: never.
-	TableMoves func(first, last []byte) bool
+	// Waybill: WrittenOnce says of two keys that they are of one family, whose keys are given one value and never another, may
+	// be deleted, and mostly grow; a family's keys have no other between them. What a memtable has of such a family behind
+	// all that tables have of it goes into tables of the last level at once, and no compaction writes it again; see flush.go.
+	// TableEnds has to end tables where a family begins and where it ends, also where the family itself has no key between
+	// the two. nil: there is none.
+	WrittenOnce func(a, b []byte) bool
 
 	NumCompactors        int
 	CompactL0OnClose     bool

@@ -4,7 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
+	"math/rand"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -24,7 +27,6 @@ func openQuiet(t *testing.T) *DB {
 	opt := DefaultOptions(t.TempDir()).WithMemTableSize(8 << 20).WithNumCompactors(0).WithCompression(options.None).WithLoggingLevel(ERROR).
 		WithNumLevelZeroTables(2).WithNumLevelZeroTablesStall(6)
 	opt.TableEnds = families
-	opt.TableMoves = func(first, last []byte) bool { return first[0] == last[0] && (first[0] == 'e' || first[0] == 'r') }
 	db, err := Open(opt)
 	if err != nil {
 		t.Fatal(err)
@@ -50,6 +52,7 @@ func flushed(t *testing.T, db *DB, f func(txn *Txn) error) {
 	if err := db.handleMemTableFlush(old, nil); err != nil {
 		t.Fatal(err)
 	}
+	old.DecrRef() // and its log
 }
 
 // sequence writes one key of each family, in order.
@@ -173,124 +176,215 @@ func TestTableEnds(t *testing.T) {
 	}
 }
 
-// below compacts level n into the next one, once.
-func below(t *testing.T, db *DB, n int) error {
-	t.Helper()
-	return db.lc.doCompact(1, compactionPriority{level: n, score: 3, adjusted: 3, t: db.lc.levelTargets()})
-}
-
-// at returns the tables of a level by their id, each with the families it begins and ends with.
-func at(db *DB, n int) map[uint64]string {
-	out := make(map[uint64]string)
-	for _, table := range db.lc.levels[n].tables {
-		out[table.ID()] = string([]byte{table.Smallest()[0], table.Biggest()[0]})
-	}
-	return out
-}
-
-// A table of keys that are written once is handed on as it is where it overlaps with nothing
-// and holds nothing that would be left out; every other one is written again. What is read
-// stays the same, also after the store was opened again.
-func TestTableMoves(t *testing.T) {
-	db := openQuiet(t)
-	base := db.lc.levelTargets().baseLevel
-	if base != len(db.lc.levels)-1 {
-		t.Fatalf("base level %d", base)
-	}
-	// Into the level above the last one, as when there is more.
-	fill := func(f func(txn *Txn) error) {
-		t.Helper()
-		flushed(t, db, f)
-		targets := db.lc.levelTargets()
-		targets.baseLevel = base - 1
-		if err := db.lc.doCompact(0, compactionPriority{level: 0, score: 3, adjusted: 3, t: targets}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	check := func(want map[string]string) {
-		t.Helper()
-		if err := db.View(func(txn *Txn) error {
-			for key, value := range want {
-				item, err := txn.Get([]byte(key))
-				if value == "" {
-					if !errors.Is(err, ErrKeyNotFound) {
-						return fmt.Errorf("%s: %v", key, err)
-					}
-					continue
-				}
-				if err != nil {
-					return fmt.Errorf("%s: %w", key, err)
-				}
-				if got, err := item.ValueCopy(nil); err != nil || string(got) != value {
-					return fmt.Errorf("%s: %q %v", key, got, err)
-				}
+// apart makes a store whose families e and r are written once.
+func apart(opt *Options) {
+	section := func(b byte) (n int) {
+		for _, f := range []byte{'e', 'r'} {
+			if b >= f {
+				n++
 			}
-			return nil
-		}); err != nil {
+			if b > f {
+				n++
+			}
+		}
+		return n
+	}
+	opt.TableEnds = func(last, next []byte) bool { return section(last[0]) != section(next[0]) }
+	opt.WrittenOnce = func(a, b []byte) bool { return a[0] == b[0] && (a[0] == 'e' || a[0] == 'r') }
+}
+
+func openApart(t *testing.T) *DB {
+	t.Helper()
+	db := openQuiet(t)
+	apart(&db.opt)
+	return db
+}
+
+// in returns the first keys' families of a level's tables.
+func in(db *DB, n int) string {
+	var out []byte
+	for _, table := range db.lc.levels[n].tables {
+		out = append(out, table.Smallest()[0])
+	}
+	return string(out)
+}
+
+// ordered checks that no two tables of a level below the first overlap.
+func ordered(t *testing.T, db *DB) {
+	t.Helper()
+	for _, l := range db.lc.levels[1:] {
+		if err := l.validate(); err != nil {
 			t.Error(err)
 		}
 	}
+}
+
+// What a memtable has of a family that is written once goes to the last level, if it is behind
+// all that is there of it; deletions and what lies before that do not.
+func TestFlushApart(t *testing.T) {
+	db := openApart(t)
+	last := len(db.lc.levels) - 1
 	set := func(keys ...string) func(txn *Txn) error {
 		return func(txn *Txn) error {
 			for _, k := range keys {
-				if err := txn.Set([]byte(k), []byte("of "+k)); err != nil {
+				if err := txn.Set([]byte(k), []byte(k)); err != nil {
 					return err
 				}
 			}
 			return nil
 		}
 	}
-	// moved compacts until nothing is left above, and returns how many tables kept their file.
-	moved := func() (kept int) {
-		t.Helper()
-		for len(db.lc.levels[base-1].tables) > 0 {
-			before := at(db, base-1)
-			if err := below(t, db, base-1); err != nil {
-				t.Fatal(err)
-			}
-			for id := range at(db, base) {
-				if _, ok := before[id]; ok {
-					kept++
-				}
-			}
+	for i, step := range []struct {
+		f         func(txn *Txn) error
+		top, last string
+	}{
+		{set("c1", "e1", "e2", "g1", "r5", "u1"), "c", "er"},
+		{set("e3"), "c", "eer"},
+		{set("r4", "r6", "r7"), "cr", "eerr"}, // r4 lies before r5
+		{func(txn *Txn) error { return txn.Delete([]byte("e9")) }, "cre", "eerr"},
+		{set("e8", "e99"), "cree", "eeerr"}, // e8 lies before a deletion
+	} {
+		flushed(t, db, step.f)
+		if top, last := in(db, 0), in(db, last); top != step.top || last != step.last {
+			t.Errorf("step %d: level 0 has %q, the last one %q", i, top, last)
 		}
-		return kept
-	}
-	fill(set("c1", "e1", "e2", "g1", "r1"))
-	if n := len(at(db, base-1)); n != 4 {
-		t.Fatalf("%d tables", n)
-	}
-	if n := moved(); n != 2 {
-		t.Errorf("%d tables were moved: of e and r", n)
-	}
-	fill(set("e3", "r2", "e0")) // e0 to e3 overlaps with e1
-	if n := moved(); n != 1 {
-		t.Errorf("%d tables were moved: of r", n)
-	}
-	// A deletion, of what is below and of what is not there.
-	fill(func(txn *Txn) error { return errors.Join(txn.Delete([]byte("e2")), txn.Delete([]byte("r9"))) })
-	if n := moved(); n != 0 {
-		t.Errorf("%d tables with deletions were moved", n)
-	}
-	want := map[string]string{"e2": "", "r9": ""}
-	for _, k := range []string{"c1", "e0", "e1", "e3", "g1", "r1", "r2"} {
-		want[k] = "of " + k
-	}
-	check(want)
-	opt := db.opt
-	if err := db.Close(); err != nil {
-		t.Fatal(err)
-	}
-	var err error
-	if db, err = Open(opt); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = db.Close() })
-	check(want)
-	if err := db.VerifyChecksum(); err != nil {
-		t.Error(err)
+		ordered(t, db)
 	}
 }
+
+// Whatever is written, deleted, flushed, compacted and opened again, in any order: what is
+// read is what was written last, and no two tables of a level overlap.
+func TestFlushApartRandom(t *testing.T) {
+	seed := time.Now().UnixNano()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewSource(seed))
+	for round := range 5 {
+		db := openApart(t)
+		opt := db.opt
+		opt.BaseLevelSize = 64 << 10 // so that more levels than the last are in use
+		db.opt = opt
+		model := map[string]string{}
+		next := map[byte]int{}
+		write := func(txn *Txn) error {
+			for range 1 + rnd.Intn(60) {
+				family := "cegortu"[rnd.Intn(7)]
+				n := rnd.Intn(40)
+				if once := family == 'e' || family == 'r'; once {
+					n = next[family]
+					switch rnd.Intn(12) {
+					case 0: // late: between others
+						n -= min(n, rnd.Intn(20))
+					default:
+						next[family] += 2
+					}
+				}
+				key := fmt.Sprintf("%c-%06d", family, n)
+				value := fmt.Sprintf("%s %0*d", key, 1+rnd.Intn(3000), 0)
+				if old, ok := model[key]; ok && (family == 'e' || family == 'r') {
+					value = old // given one value only
+				}
+				if rnd.Intn(6) == 0 {
+					keys := slices.Sorted(maps.Keys(model))
+					if len(keys) == 0 {
+						continue
+					}
+					gone := keys[rnd.Intn(len(keys))]
+					if gone[0] == 'e' || gone[0] == 'r' {
+						// Never again: n only grows, and what lies late may have been it.
+						buried[gone] = true
+					}
+					delete(model, gone)
+					if err := txn.Delete([]byte(gone)); err != nil {
+						return err
+					}
+					continue
+				}
+				if buried[key] {
+					continue
+				}
+				model[key] = value
+				if err := txn.Set([]byte(key), []byte(value)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		clear(buried)
+		check := func(when string) {
+			t.Helper()
+			ordered(t, db)
+			if err := db.View(func(txn *Txn) error {
+				it := txn.NewIterator(DefaultIteratorOptions)
+				defer it.Close()
+				n := 0
+				for it.Rewind(); it.Valid(); it.Next() {
+					v, err := it.Item().ValueCopy(nil)
+					if err != nil {
+						return err
+					}
+					if want, ok := model[string(it.Item().Key())]; !ok || want != string(v) {
+						return fmt.Errorf("%s is there: %v, %.20q", it.Item().Key(), ok, v)
+					}
+					n++
+				}
+				if n != len(model) {
+					return fmt.Errorf("%d keys of %d", n, len(model))
+				}
+				for key, want := range model {
+					item, err := txn.Get([]byte(key))
+					if err != nil {
+						return fmt.Errorf("%s: %w", key, err)
+					}
+					if v, err := item.ValueCopy(nil); err != nil || string(v) != want {
+						return fmt.Errorf("%s: %v, %.20q", key, err, v)
+					}
+				}
+				for key := range buried {
+					if _, err := txn.Get([]byte(key)); !errors.Is(err, ErrKeyNotFound) {
+						return fmt.Errorf("%s was deleted: %v", key, err)
+					}
+				}
+				return nil
+			}); err != nil {
+				t.Fatalf("round %d, %s: %v", round, when, err)
+			}
+		}
+		for step := range 60 {
+			if len(db.lc.levels[0].tables) > 3 { // more would wait for a compactor, of which there is none
+				if err := db.lc.doCompact(0, compactionPriority{level: 0, score: 3, adjusted: 3, t: db.lc.levelTargets()}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			switch k := rnd.Intn(10); {
+			case k < 6:
+				flushed(t, db, write)
+				check(fmt.Sprintf("step %d, written", step))
+			case k < 9:
+				level := rnd.Intn(len(db.lc.levels) - 1)
+				err := db.lc.doCompact(1, compactionPriority{level: level, score: 3, adjusted: 3, t: db.lc.levelTargets()})
+				if err != nil && !errors.Is(err, errFillTables) {
+					t.Fatal(err)
+				}
+				check(fmt.Sprintf("step %d, level %d compacted", step, level))
+			default:
+				if err := db.Close(); err != nil {
+					t.Fatal(err)
+				}
+				var err error
+				if db, err = Open(opt); err != nil {
+					t.Fatal(err)
+				}
+				check(fmt.Sprintf("step %d, opened again", step))
+			}
+		}
+		if err := db.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// buried are keys that were deleted for good.
+var buried = map[string]bool{}
 
 // blocksEnd is where the blocks of a table's file end: behind them are its index, their
 // lengths and their checksum.

@@ -1,0 +1,209 @@
+package badger
+
+// This file is Waybill's: see README.md.
+
+import (
+	"bytes"
+	"errors"
+	"math"
+
+	"github.com/dgraph-io/badger/v4/pb"
+	"github.com/dgraph-io/badger/v4/table"
+	"github.com/dgraph-io/badger/v4/y"
+)
+
+// flushApart is handleMemTableFlush for a store with Options.WrittenOnce.
+//
+// A table of the last level that was never in one above it is right if no level has an older
+// value, or a deletion, of one of its keys, which would come to the surface, or would be taken
+// for newer, when the levels are merged; and if it overlaps with no table of its level. Both
+// hold for keys behind all that tables have of their family, since memtables are flushed one
+// after the other and a compaction makes no keys. Deletions are never put there: they have to
+// pass all levels to be of use. Everything else goes to level 0 as ever.
+func (db *DB) flushApart(mt *memTable) (err error) {
+	present := db.lc.present()
+	defer func() { err = errors.Join(err, decrRefs(present.all)) }()
+	opts := buildTableOptions(db)
+	rest := table.NewTableBuilder(opts)
+	defer rest.Close()
+	var made []*table.Table // of the last level; one reference of each is ours
+	defer func() { err = errors.Join(err, decrRefs(made)) }()
+	create := func(b *table.Builder) (*table.Table, error) {
+		t, err := table.CreateTable(table.NewFilename(db.lc.reserveFileID(), db.opt.Dir), b)
+		return t, y.Wrap(err, "error while creating table")
+	}
+	var apart *table.Builder // nil: none is being filled
+	var last []byte          // the last key in it
+	end := func() error {
+		if apart == nil {
+			return nil
+		}
+		t, err := create(apart)
+		apart.Close()
+		apart = nil
+		if err == nil {
+			made = append(made, t)
+		}
+		return err
+	}
+	defer func() {
+		if apart != nil {
+			apart.Close()
+		}
+	}()
+
+	once := apartKeys{once: db.opt.WrittenOnce, present: present}
+	it := mt.sl.NewUniIterator(false)
+	defer it.Close()
+	for it.Rewind(); it.Valid(); it.Next() {
+		key, vs := it.Key(), it.Value()
+		if !once.behindAll(y.ParseKey(key), vs) {
+			var vp valuePointer
+			if vs.Meta&bitValuePointer > 0 {
+				vp.Decode(vs.Value)
+			}
+			rest.Add(key, vs, vp.Len)
+			continue
+		}
+		// All versions of a key stand in one table.
+		if apart != nil && !y.SameKey(key, last) && (apart.ReachedCapacity() || !db.opt.WrittenOnce(y.ParseKey(last), y.ParseKey(key))) {
+			if err := end(); err != nil {
+				return err
+			}
+		}
+		if apart == nil {
+			apart = table.NewTableBuilder(opts)
+		}
+		apart.Add(key, vs, 0)
+		last = append(last[:0], key...)
+	}
+	if err := end(); err != nil {
+		return err
+	}
+	var top *table.Table
+	if rest.Empty() {
+		rest.Finish()
+	} else {
+		if top, err = create(rest); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, top.DecrRef()) }()
+	}
+	if err := db.lc.addFlushed(top, made); err != nil {
+		// Whether the MANIFEST names the tables is not known, so their files stay.
+		for _, t := range made {
+			t.IncrRef()
+		}
+		if top != nil {
+			top.IncrRef()
+		}
+		return err
+	}
+	return nil
+}
+
+// addFlushed makes the tables of one memtable part of the store, all of them or none. top, if
+// there is one, goes to level 0, and waits for room there as addLevel0Table does.
+func (s *levelsController) addFlushed(top *table.Table, last []*table.Table) error {
+	var changes []*pb.ManifestChange
+	for _, t := range last {
+		changes = append(changes, newCreateChange(t.ID(), s.lastLevel().level, t.KeyID(), t.CompressionType()))
+	}
+	if top != nil {
+		changes = append(changes, newCreateChange(top.ID(), 0, top.KeyID(), top.CompressionType()))
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	if err := s.kv.manifest.addChanges(changes, s.kv.opt); err != nil {
+		return err
+	}
+	if len(last) > 0 {
+		if err := s.lastLevel().replaceTables(nil, last); err != nil {
+			return err
+		}
+	}
+	if top == nil {
+		return nil
+	}
+	return s.placeLevel0Table(top)
+}
+
+// tablesPresent are the tables of a moment, each with a reference.
+type tablesPresent struct {
+	top []*table.Table // of level 0
+	all []*table.Table
+}
+
+// present returns all tables. What a compaction hands down meanwhile is seen at least once:
+// it is added below before it is taken away above.
+func (s *levelsController) present() (p tablesPresent) {
+	for i, l := range s.levels {
+		l.RLock()
+		for _, t := range l.tables {
+			t.IncrRef()
+			p.all = append(p.all, t)
+		}
+		l.RUnlock()
+		if i == 0 {
+			p.top = p.all[:len(p.all):len(p.all)]
+		}
+	}
+	return p
+}
+
+// apartKeys decides about the keys of a memtable, which it is asked for in their order.
+type apartKeys struct {
+	once    func(a, b []byte) bool
+	present tablesPresent
+	of      []byte // a key of the family that it is in; nil: it was in none yet
+	free    bool   // all that follows in it is behind what tables have of it
+	tries   int
+}
+
+// maxTries bounds the looks at all tables for one family of one memtable. It takes as many as
+// there are keys that lie before the last one of an earlier memtable, which are those of what
+// ran at the same time.
+const maxTries = 1024
+
+// behindAll reports whether the entry may go to the last level.
+func (f *apartKeys) behindAll(key []byte, vs y.ValueStruct) bool {
+	if isDeletedOrExpired(vs.Meta, vs.ExpiresAt) || vs.Meta&(bitValuePointer|bitMergeEntry) > 0 || !f.once(key, key) {
+		return false
+	}
+	if f.of == nil || !f.once(f.of, key) {
+		f.of, f.free, f.tries = append([]byte(nil), key...), false, 0
+	}
+	if !f.free && f.tries < maxTries {
+		f.tries++
+		f.free = f.present.before(key, f.once)
+	}
+	return f.free
+}
+
+// before reports whether all that the tables have of the key's family stands before it, and
+// whether a table that holds the rest of the family overlaps with none below level 0.
+func (p *tablesPresent) before(key []byte, once func(a, b []byte) bool) bool {
+	for i, t := range p.all {
+		first, last := y.ParseKey(t.Smallest()), y.ParseKey(t.Biggest())
+		switch {
+		case bytes.Compare(last, key) < 0:
+		case bytes.Compare(first, key) > 0:
+			if once(first, key) {
+				return false
+			}
+		case i >= len(p.top) || !beforeIn(t, key, once):
+			return false
+		}
+	}
+	return true
+}
+
+// beforeIn looks into a table that begins before the key and ends behind it.
+func beforeIn(t *table.Table, key []byte, once func(a, b []byte) bool) bool {
+	it := t.NewIterator(0)
+	defer it.Close()
+	it.Seek(y.KeyWithTs(key, math.MaxUint64))
+	// There is at least the last one, unless it cannot be read.
+	return it.Valid() && !once(y.ParseKey(it.Key()), key)
+}
