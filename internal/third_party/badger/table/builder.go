@@ -98,7 +98,7 @@ func (b *Builder) allocate(need int) []byte {
 			sz = 1 << 30
 		}
 		if bb.end+need > sz {
-			sz = bb.end + need
+			sz = bb.end + need + padding // Waybill: with the end of the block, for which it was doubled at once
 		}
 		tmp := b.alloc.Allocate(sz)
 		copy(tmp, bb.data)
