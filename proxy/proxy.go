@@ -359,7 +359,7 @@ func (p *Proxy) handle(w http.ResponseWriter, r *http.Request) {
 		x.caller = x.tunnel.caller
 	}
 	p.inFlight.add(1)
-	defer x.end()
+	defer x.leave()
 	defer x.recovered(r)
 	if st.head != nil {
 		if v := st.head.violationFor(r.RequestURI); v != nil {
@@ -458,24 +458,16 @@ type exchange struct {
 	handed    bool            // HandedOver was called
 	broken    error           // the reply's body failed
 	body      *callerBody     // nil: none
-	cancel    context.CancelFunc
-	left      bool // not counted in flight any more
+	left      bool            // not counted in flight any more
 
 	// own is what nearly every exchange needs, in one piece of memory.
 	own struct {
 		answer   answerWriter
 		informer informer
+		context  callerContext
 		request  callerBody
 		reply    replyBody
 	}
-}
-
-// end releases what the exchange held.
-func (x *exchange) end() {
-	if x.cancel != nil {
-		x.cancel()
-	}
-	x.leave()
 }
 
 // leave ends counting the exchange in flight, once.

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/elazarl/goproxy"
@@ -192,8 +193,7 @@ func plainTrailer(t http.Header) http.Header {
 
 // do runs the submission and passes informational answers on while it runs.
 func (x *exchange) do(r *http.Request, s *dispatch.Submission) *dispatch.Reply {
-	ctx, cancel := x.callerContext(r, s)
-	x.cancel = cancel // after the answer was written: the reply's body may depend on ctx
+	ctx := x.callerContext(r, s)
 	relay := &x.own.informer
 	relay.w = x.w.ResponseWriter
 	if r.ProtoAtLeast(1, 1) && s.Refused == nil {
@@ -205,74 +205,70 @@ func (x *exchange) do(r *http.Request, s *dispatch.Submission) *dispatch.Reply {
 	return x.reply
 }
 
-// callerContext returns the context that ends when the caller leaves (F10, F5). As
-// long as the body is on its way a caller that leaves shows as a body that breaks
-// off: that is an incomplete request (case UP-03), not a cancelled one, so the two
-// are kept apart and the context follows the connection only once the body is whole.
-func (x *exchange) callerContext(r *http.Request, s *dispatch.Submission) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
-	if s.Refused != nil {
+// callerContext returns the context that ends when the caller leaves (F10, F5), or the
+// answer was written: the reply's body may depend on it.
+func (x *exchange) callerContext(r *http.Request, s *dispatch.Submission) context.Context {
+	ctx := &x.own.context
+	ctx.Context = r.Context()
+	switch {
+	case s.Refused != nil:
 		s.Body = nil // the refusal is recorded whoever is left to hear it (M6)
-		return ctx, cancel
+	case s.Body == nil:
+		ctx.whole.Store(true)
+	default:
+		x.body = &x.own.request
+		x.body.r, x.body.ctx = s.Body, ctx
+		s.Body = x.body
 	}
-	b := &x.own.request
-	b.r, b.whole = s.Body, func() func() bool { return context.AfterFunc(r.Context(), cancel) }
-	if s.Body == nil {
-		b.end()
-	} else {
-		s.Body, x.body = b, b
+	return ctx
+}
+
+// callerContext is net/http's context of the request, which ends with the connection and
+// with the handler, from when the body is whole on. As long as the body is on its way a
+// caller that leaves shows as a body that breaks off: that is an incomplete request (case
+// UP-03), not a cancelled one, so until then it does not end. Whoever asks for Done must
+// ask again when the body is there.
+type callerContext struct {
+	context.Context //nolint:containedctx // it is one
+	whole           atomic.Bool
+}
+
+// Done is nil while the body is on its way.
+func (c *callerContext) Done() <-chan struct{} {
+	if !c.whole.Load() {
+		return nil
 	}
-	return ctx, func() {
-		b.mu.Lock()
-		stop := b.stop
-		b.mu.Unlock()
-		if stop != nil {
-			stop()
-		}
-		cancel()
+	return c.Context.Done()
+}
+
+// Err is nil while the body is on its way.
+func (c *callerContext) Err() error {
+	if !c.whole.Load() {
+		return nil
 	}
+	return c.Context.Err()
 }
 
 // callerBody is a request body that reports its clean end.
 type callerBody struct {
-	r     io.Reader
-	whole func() func() bool
-
-	mu     sync.Mutex
-	stop   func() bool
-	broken bool // it ended before its end
+	r      io.Reader
+	ctx    *callerContext
+	broken atomic.Bool // it ended before its end
 }
 
 // Read reads the caller's body. Its error, other than io.EOF, is an incomplete request.
 func (b *callerBody) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)
 	if err == io.EOF { // itself: a wrapped one is no clean end
-		b.end()
+		b.ctx.whole.Store(true)
 	} else if err != nil {
-		b.mu.Lock()
-		b.broken = true
-		b.mu.Unlock()
+		b.broken.Store(true)
 	}
 	return n, err
 }
 
 // cut reports whether the body broke off; then nothing on its connection is a request.
-func (b *callerBody) cut() bool {
-	if b == nil {
-		return false
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.broken
-}
-
-func (b *callerBody) end() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.stop == nil {
-		b.stop = b.whole()
-	}
-}
+func (b *callerBody) cut() bool { return b != nil && b.broken.Load() }
 
 // informer passes 1xx answers on until the final one (CONTRACT G4).
 type informer struct {
