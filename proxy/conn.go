@@ -72,6 +72,7 @@ type headConn struct {
 	userDeadline  time.Time // as set by net/http
 	frameDeadline time.Time // ours: of a head that began, or of a stalled body
 	writeDeadline time.Time
+	reading       bool // a read of Conn goes on
 	armed         bool // a deadline of reads was set: armedAt
 	armedAt       time.Time
 	closed        bool
@@ -135,6 +136,7 @@ func (c *headConn) Read(p []byte) (int, error) {
 			}
 		}
 		c.arm()
+		c.reading = dst != nil
 		c.mu.Unlock()
 
 		if dst == nil {
@@ -143,6 +145,7 @@ func (c *headConn) Read(p []byte) (int, error) {
 		n, err = c.Conn.Read(dst)
 
 		c.mu.Lock()
+		c.reading = false
 		if n > 0 {
 			if direct {
 				n, err = c.follow(dst[:n])
@@ -344,7 +347,7 @@ func (c *headConn) readFailed(err error) bool {
 	return false
 }
 
-// arm sets the deadline of the next read: the earlier of net/http's and ours.
+// arm sets the deadline of reads: the earlier of net/http's and ours.
 func (c *headConn) arm() {
 	switch c.phase {
 	case phaseHead:
@@ -388,12 +391,16 @@ func (c *headConn) waitHeld() error {
 	}
 }
 
-// SetReadDeadline keeps net/http's deadline apart from those of the framing.
+// SetReadDeadline keeps net/http's deadline apart from those of the framing. While nothing
+// is read it is only kept, and set by the next read: net/http changes it several times
+// between two of them.
 func (c *headConn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.userDeadline = t
-	c.arm()
+	if c.reading {
+		c.arm()
+	}
 	return nil
 }
 
@@ -520,6 +527,7 @@ func (c *headConn) resume() (sentEarly bool) {
 func (c *headConn) release() *tunnelConn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.arm() // what was set last counts for those who read it now
 	held := c.in
 	c.in, c.room = nil, nil
 	return &tunnelConn{Conn: c.Conn, held: held, onClose: func() { _ = c.Close() }}
