@@ -119,6 +119,12 @@ func (s *headScanner) scan(buf []byte, limit int) (int, *violation) {
 			continue
 		case i > 0 && buf[i-1] == '\r':
 			return 0, errBareCR
+		case s.lines > 0 && b > 0x20 && b < 0x7f:
+			// Most of a head: what follows it in the line without a control byte is passed in
+			// one go, up to where the checks above have something to say.
+			for i+1 < min(len(buf), limit) && buf[i+1] >= 0x20 && buf[i+1] != 0x7f {
+				i++
+			}
 		case b == '\r' || b == '\t':
 		case b < 0x20 || b == 0x7f:
 			return 0, errControl
@@ -198,6 +204,9 @@ func checkTarget(method, target string) (targetForm, string, *violation) {
 			return formInvalid, "", badTarget("empty_authority", "The URL names no host.")
 		}
 	}
+	if form == formOrigin && strings.IndexByte(target, '%') < 0 {
+		return form, authority, nil // all that could be malformed in a path is its encoding
+	}
 	if _, err := url.ParseRequestURI(target); err != nil {
 		return formInvalid, "", badTarget("malformed_target", "The request target is not a valid URL.")
 	}
@@ -266,10 +275,13 @@ func (f *fields) credentials() string {
 }
 
 // readFields reads the field lines after the request line, up to the empty line.
-func readFields(rest []byte, h *headInfo) (fields, *violation) {
+func readFields(head []byte, h *headInfo) (fields, *violation) {
 	var f fields
+	// One copy of all that is looked at; what is kept of it is copied again, since a head
+	// holds credentials.
+	rest := string(head)
 	for {
-		line, after, ok := bytes.Cut(rest, crlf)
+		line, after, ok := strings.Cut(rest, "\r\n")
 		if !ok || len(line) == 0 {
 			return f, nil
 		}
@@ -277,19 +289,18 @@ func readFields(rest []byte, h *headInfo) (fields, *violation) {
 		if line[0] == ' ' || line[0] == '\t' {
 			return f, badRequest("request.headers", "obs_fold", "A header field is folded over two lines.")
 		}
-		name, value, ok := bytes.Cut(line, []byte(":"))
+		n, value, ok := strings.Cut(line, ":")
 		if !ok {
 			return f, badRequest("request.headers", "no_colon", "A header line has no colon.")
 		}
-		n := string(name)
 		if !httpguts.ValidHeaderFieldName(n) {
 			reason := "bad_field_name"
-			if t := bytes.TrimRight(name, " \t"); len(t) < len(name) {
+			if t := strings.TrimRight(n, " \t"); len(t) < len(n) {
 				reason = "space_before_colon"
 			}
 			return f, badRequest("request.headers", reason, "The name of a header field is not a token directly before its colon.")
 		}
-		v := string(bytes.Trim(value, " \t"))
+		v := strings.Trim(value, " \t")
 		if !httpguts.ValidHeaderFieldValue(v) {
 			return f, badRequest("request.headers", "control_byte", "The value of a header field holds a control byte.")
 		}
@@ -299,6 +310,7 @@ func readFields(rest []byte, h *headInfo) (fields, *violation) {
 		case strings.EqualFold(n, "Transfer-Encoding"):
 			f.te = append(f.te, v)
 		case strings.EqualFold(n, "Host"):
+			v = strings.Clone(v)
 			f.host = append(f.host, v)
 			h.host = v
 		case strings.EqualFold(n, "Expect"):
@@ -306,7 +318,7 @@ func readFields(rest []byte, h *headInfo) (fields, *violation) {
 		case strings.EqualFold(n, "Trailer"):
 			f.trailer = append(f.trailer, v)
 		case strings.EqualFold(n, "Proxy-Authorization"):
-			f.proxyAuth = append(f.proxyAuth, v)
+			f.proxyAuth = append(f.proxyAuth, strings.Clone(v))
 		case strings.EqualFold(n, "Upgrade"):
 			h.upgrade = h.upgrade || strings.Contains(strings.ToLower(v), "websocket")
 		}

@@ -395,3 +395,29 @@ func TestFollowerAgainstWriter(t *testing.T) {
 		}
 	}
 }
+
+// TestHeadScannerByPieces: what is found in a head does not depend on how much of it is
+// looked at in one go.
+func TestHeadScannerByPieces(t *testing.T) {
+	const head = "GET /v1/x?a=b HTTP/1.1\r\nHost: pay.example.test\r\nX:\t1 2\r\n\r\nrest"
+	wires := []string{head}
+	for i := range head {
+		for _, c := range []string{"\r", "\n", "\t", " ", ":", "\x00", "\x1f", "\x7f", "\x80", "\xff", ""} {
+			wires = append(wires, head[:i]+c+head[i+1:])
+		}
+	}
+	for _, wire := range wires {
+		for _, limit := range []int{len(wire) + 1, len(head) - 5, 30, 3} {
+			var whole, pieces headScanner
+			end, v := whole.scan([]byte(wire), limit)
+			end2, v2 := 0, (*violation)(nil)
+			for n := 1; n <= len(wire) && end2 == 0 && v2 == nil; n++ {
+				end2, v2 = pieces.scan([]byte(wire[:n]), limit)
+			}
+			same := v == v2 || v != nil && v2 != nil && v.reason == v2.reason && v.code == v2.code
+			if end != end2 || !same || v == nil && whole != pieces {
+				t.Fatalf("limit %d: %d %+v at once, %d %+v byte by byte\n%q", limit, end, v, end2, v2, wire)
+			}
+		}
+	}
+}
