@@ -314,11 +314,11 @@ func (p *Pipeline) later(rec Record) {
 }
 
 // schedule plans the next attempt, or records that there is none.
-func (b *background) schedule(rec Record) {
-	now := b.p.windowNow()
-	if !rec.Ended || rec.Bound == nil || rec.Bound.Budget == nil || !rec.Bound.Budget.Background || !rec.crossed() {
+func (b *background) schedule(last Record) {
+	if !last.Ended || last.Bound == nil || last.Bound.Budget == nil || !last.Bound.Budget.Background || !last.crossed() {
 		return
 	}
+	now, rec := b.p.windowNow(), last // of its own from here on: most records never come here
 	route := b.p.binding.Load().Snapshot.Route(rec.Bound.Route)
 	if route == nil || route.Contract.Retry == nil || !route.Contract.Retry.Background {
 		return // the configuration has changed; the action waits for a caller

@@ -664,14 +664,15 @@ func (a *action) resolveExec(end *Ending, sink *resultSink) *Reply {
 		a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: a.ended2(facts, end, outcome.TransportObserved)})
 		return a.commitUnresolved(facts)
 	}
-	result := sink.finish(end)
+	chunks := sink.pending()
+	result := sink.finish(end, len(chunks))
 	result.Exec, result.Status = a.execOf(end, sink), 200 // of a fetch
 	result.Header = map[string][]string{"Content-Type": {OutputMediaType}}
 	result.ExpiresAt = a.now().Add(a.route.Limits.Retention)
 	a.add(Event{Type: ResultCommitted, Attempt: a.tries, Ended: a.ended2(facts, end, outcome.RemoteResponse), Result: result})
 	a.noteLeaving()
 	relaxed := a.accepted.Relaxed && sink.stored == 0 && sink.st == nil
-	receipt, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: a.events, Chunks: sink.pending(), Relaxed: relaxed})
+	receipt, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: a.events, Chunks: chunks, Relaxed: relaxed})
 	if err != nil {
 		return a.storeFailed(end, err)
 	}

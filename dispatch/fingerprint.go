@@ -42,6 +42,16 @@ func (f *fields) add(parts ...string) {
 	}
 }
 
+// number adds n as it is written.
+func (f *fields) number(n int64) {
+	var b [20]byte
+	digits := strconv.AppendInt(b[:0], n, 10)
+	if len(f.b)+8+len(digits) > maxFieldBytes {
+		f.spill()
+	}
+	f.b = append(binary.BigEndian.AppendUint64(f.b, uint64(len(digits))), digits...)
+}
+
 // digest adds a digest as it is.
 func (f *fields) digest(sum [sha256.Size]byte) {
 	if len(f.b)+len(sum) > maxFieldBytes {
@@ -137,21 +147,27 @@ func queryMark(out *Outgoing) string {
 // injected fields whose values stay out, it is what an approval covers (D5).
 func sealOf(out *Outgoing, body *spool, injected []string, identity, snapshot string) [sha256.Size]byte {
 	f := newFields()
-	f.add("waybill seal 2", snapshot, identity, out.Method, out.Target.Scheme, out.Target.Host, strconv.Itoa(out.Target.Port), out.Authority,
-		out.RawPath, queryMark(out), out.RawQuery, strconv.FormatInt(out.Length, 10))
-	names := make([]string, 0, len(out.Header))
+	f.add("waybill seal 2", snapshot, identity, out.Method, out.Target.Scheme, out.Target.Host)
+	f.number(int64(out.Target.Port))
+	f.add(out.Authority, out.RawPath, queryMark(out), out.RawQuery)
+	f.number(out.Length)
+	var room [32]string // as many as most requests have
+	names := room[:0]
 	for name := range out.Header {
 		names = append(names, name)
 	}
 	slices.Sort(names)
 	for _, name := range names {
 		if slices.Contains(injected, name) {
-			f.add(name, "injected", strconv.Itoa(len(out.Header[name])))
+			f.add(name, "injected")
+			f.number(int64(len(out.Header[name])))
 			continue
 		}
 		// The number of values keeps them apart from the next field's name.
-		f.add(name, "as it came", strconv.Itoa(len(out.Header[name])))
-		f.add(out.Header[name]...)
+		values := out.Header[name]
+		f.add(name, "as it came")
+		f.number(int64(len(values)))
+		f.add(values...)
 	}
 	if body != nil {
 		f.digest(body.digest)

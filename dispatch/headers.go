@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"maps"
 	"net/http"
 	"net/textproto"
 	"slices"
@@ -78,7 +79,7 @@ func canonical(h http.Header) (http.Header, bool) {
 func copied(h http.Header) http.Header {
 	n := 0
 	for name, values := range h {
-		if !httpguts.ValidHeaderFieldName(name) || http.CanonicalHeaderKey(name) != name || len(values) == 0 {
+		if !isCanonical(name) || len(values) == 0 {
 			return nil
 		}
 		for _, v := range values {
@@ -94,6 +95,28 @@ func copied(h http.Header) http.Header {
 		all = append(all, values...)
 		out[name] = all[i:len(all):len(all)]
 	}
+	return out
+}
+
+// isCanonical reports whether a name is a token in the form that http.CanonicalHeaderKey
+// gives it.
+func isCanonical(name string) bool {
+	upper := true
+	for i := range len(name) {
+		c := name[i]
+		if upper && 'a' <= c && c <= 'z' || !upper && 'A' <= c && c <= 'Z' || !httpguts.IsTokenRune(rune(c)) {
+			return false
+		}
+		upper = c == '-'
+	}
+	return name != ""
+}
+
+// shared returns h with room for more fields, its values being those of h: neither changes
+// them in place.
+func shared(h http.Header, more int) http.Header {
+	out := make(http.Header, len(h)+more)
+	maps.Copy(out, h)
 	return out
 }
 
@@ -161,20 +184,20 @@ func outgoingHeader(s *Submission, r *routes.Route, pseudonym string) (http.Head
 		h.Del(name)
 	}
 	if !r.PassTrace {
-		h.Del("Traceparent")
-		h.Del("Tracestate")
-		h.Del("Baggage")
+		delete(h, "Traceparent")
+		delete(h, "Tracestate")
+		delete(h, "Baggage")
 	}
 	// The body was spooled: Waybill answered a 100-continue itself. A caller that asked
 	// wants no upload for nothing, so the origin is asked, too (RFC 9110 §10.1.1): one
 	// that refuses from the head gets none of the body. In HTTP/1.0 it means nothing.
 	expects := s.Protocol != "HTTP/1.0" && strings.EqualFold(strings.Join(h["Expect"], ","), "100-continue")
-	if h.Del("Expect"); expects {
+	if delete(h, "Expect"); expects {
 		h.Set("Expect", "100-continue")
 	}
 	// The request is framed anew.
-	h.Del("Content-Length")
-	h.Del("Host")
+	delete(h, "Content-Length")
+	delete(h, "Host")
 	if _, sent := h["User-Agent"]; !sent {
 		h["User-Agent"] = []string{""} // net/http adds its own otherwise
 	}

@@ -227,7 +227,8 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 	if end.Status/100 == 3 {
 		oneLocation(sink.header)
 	}
-	result := sink.finish(end)
+	chunks := sink.pending()
+	result := sink.finish(end, len(chunks))
 	result.ExpiresAt = a.now().Add(a.route.Limits.Retention)
 	// As it is relayed, masks included: that is where the caller will go.
 	if to := relayedRedirect(end.Status, sink.header["Location"], a.out.Target); to != "" {
@@ -241,7 +242,7 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 	// returns before (F1 waives the wait, not the answer). So must a redirect be that
 	// the caller may follow at once (R3), and the marker that ends a stream (H9).
 	relaxed := a.accepted.Relaxed && sink.stored == 0 && sink.st == nil && result.RedirectTo == "" || control.Off("H1-durable-before-answer")
-	receipt, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: a.events, Chunks: sink.pending(), Relaxed: relaxed})
+	receipt, err := a.p.cfg.Journal.Append(context.Background(), Batch{Action: a.id, Events: a.events, Chunks: chunks, Relaxed: relaxed})
 	if err != nil {
 		return a.storeFailed(end, err)
 	}
@@ -425,7 +426,7 @@ func (a *action) commitStoreFailed(f outcome.Facts) *Reply {
 
 // relay is the origin's complete answer (CONTRACT G12).
 func (a *action) relay(rec Record, result *Result, sink *resultSink) *Reply {
-	h := http.Header(result.Header).Clone()
+	h := shared(result.Header, 3) // Waybill's own
 	f := rec.Facts
 	shape := a.shape(&rec, f)
 	shape.ReceivedStatus = result.Status
@@ -659,14 +660,19 @@ func (s *resultSink) pending() []Chunk {
 	return out
 }
 
-func (s *resultSink) finish(end *Ending) *Result {
-	return &Result{Status: end.Status, Header: s.header, Trailer: s.trailer, Bytes: s.total, Chunks: s.stored + len(s.pending()), Digest: s.digest()}
+// finish describes the result, of which pending chunks are still to be stored.
+func (s *resultSink) finish(end *Ending, pending int) *Result {
+	return &Result{Status: end.Status, Header: s.header, Trailer: s.trailer, Bytes: s.total, Chunks: s.stored + pending, Digest: s.digest()}
 }
 
 // bytesBody is a whole answer in memory.
-func bytesBody(b []byte) io.ReadCloser { return &memoryBody{Reader: bytes.NewReader(b)} }
+func bytesBody(b []byte) io.ReadCloser {
+	m := &memoryBody{}
+	m.Reset(b)
+	return m
+}
 
-type memoryBody struct{ *bytes.Reader }
+type memoryBody struct{ bytes.Reader }
 
 func (*memoryBody) Close() error { return nil }
 

@@ -373,11 +373,14 @@ func isASCII(s string) bool {
 // Authority returns host:port, with brackets around an IPv6 literal. ParseAuthority
 // reads it back to the same values.
 func (t Target) Authority() string {
-	port := strconv.Itoa(t.Port)
+	var room [64]byte // one piece of memory for most
+	b := room[:0]
 	if strings.IndexByte(t.Host, ':') >= 0 {
-		return "[" + t.Host + "]:" + port
+		b = append(append(append(b, '['), t.Host...), ']')
+	} else {
+		b = append(b, t.Host...)
 	}
-	return t.Host + ":" + port
+	return string(strconv.AppendInt(append(b, ':'), int64(t.Port), 10))
 }
 
 // Origin returns scheme://host[:port], the default port left out (RFC 6454 §6.2).
