@@ -18,6 +18,7 @@ type scanner struct {
 	next    []thread // the other buffer
 	index   map[state]int32
 	spans   []span // found by the last scan
+	room    [2][4]thread
 }
 
 // state is a place in a pattern: within the spelling of a symbol.
@@ -38,6 +39,9 @@ type thread struct {
 const manyThreads = 16
 
 func (sc *scanner) reset(k *known) {
+	if sc.threads == nil {
+		sc.threads, sc.next = sc.room[0][:], sc.room[1][:] // as many as chance brings about
+	}
 	sc.known, sc.pos = k, 0
 	sc.threads, sc.next, sc.spans = sc.threads[:0], sc.next[:0], sc.spans[:0]
 }
