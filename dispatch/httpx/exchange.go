@@ -90,7 +90,7 @@ func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispat
 	c.tap.mark()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	x := &exchange{c: c, sink: sink, wrote: make(chan struct{})}
+	x := &exchange{c: c, sink: sink}
 	if out.Idle > 0 {
 		x.watchSilence(out.Idle, cancel)
 		defer x.stopWatching()
@@ -109,7 +109,9 @@ func (c *conn) Exchange(ctx context.Context, out *dispatch.Outgoing, sink dispat
 		c.reusable.Store(end.Complete && v.writeErr == nil)
 	}()
 
-	req, err := request(httptrace.WithClientTrace(ctx, &x.trace), out, body, !c.tap.h2)
+	// Opaque is written as it is: the path sent is the path matched.
+	x.url = url.URL{Scheme: out.Target.Scheme, Host: out.Authority, Opaque: out.RawPath, RawQuery: out.RawQuery, ForceQuery: out.HasQuery}
+	req, err := request(httptrace.WithClientTrace(ctx, &x.trace), out, &x.url, body, !c.tap.h2)
 	if err != nil {
 		return dispatch.Ending{Code: outcome.CodeRemoteOutcomeUnknown, Err: err}
 	}
@@ -140,15 +142,18 @@ type exchange struct {
 	c     *conn
 	sink  dispatch.Sink
 	trace httptrace.ClientTrace
+	url   url.URL
 	body  sentBody
 
 	headers, whole atomic.Bool
-	wrote          chan struct{}
-	once           sync.Once // closes wrote
 	interim        int
 
+	// Under mu.
+	mu    sync.Mutex
+	over  bool          // net/http said that the request is written, or is not
+	wrote chan struct{} // closed with over; nil: nobody waits for it
+
 	// Of the watch over silence, under mu.
-	mu      sync.Mutex
 	timer   *time.Timer
 	silence time.Duration
 	cancel  context.CancelCauseFunc
@@ -159,7 +164,12 @@ func (x *exchange) wroteHeaders() { x.headers.Store(true) }
 
 func (x *exchange) wroteRequest(i httptrace.WroteRequestInfo) {
 	x.whole.Store(i.Err == nil)
-	x.once.Do(func() { close(x.wrote) })
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.over && x.wrote != nil {
+		close(x.wrote)
+	}
+	x.over = true
 }
 
 func (x *exchange) got1xx(code int, h textproto.MIMEHeader) error {
@@ -171,10 +181,14 @@ func (x *exchange) got1xx(code int, h textproto.MIMEHeader) error {
 }
 
 func (x *exchange) awaitWrote() {
-	select {
-	case <-x.wrote:
+	x.mu.Lock()
+	over := x.over
+	if !over {
+		x.wrote = make(chan struct{})
+	}
+	x.mu.Unlock()
+	if over {
 		return
-	default:
 	}
 	late := time.NewTimer(wroteWait)
 	defer late.Stop()
@@ -214,15 +228,13 @@ func (b *sentBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func request(ctx context.Context, out *dispatch.Outgoing, sent *sentBody, http1 bool) (*http.Request, error) {
-	path := out.RawPath
-	if path == "" {
-		path = "/"
+func request(ctx context.Context, out *dispatch.Outgoing, u *url.URL, sent *sentBody, http1 bool) (*http.Request, error) {
+	if u.Opaque == "" {
+		u.Opaque = "/"
 	}
 	req := (&http.Request{
-		Method: out.Method,
-		// Opaque is written as it is: the path sent is the path matched.
-		URL:           &url.URL{Scheme: out.Target.Scheme, Host: out.Authority, Opaque: path, RawQuery: out.RawQuery, ForceQuery: out.HasQuery},
+		Method:        out.Method,
+		URL:           u,
 		Proto:         "HTTP/1.1",
 		ProtoMajor:    1,
 		ProtoMinor:    1,

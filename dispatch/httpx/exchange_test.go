@@ -8,11 +8,13 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -599,4 +601,28 @@ func TestOneWrite(t *testing.T) {
 			t.Errorf("%d bytes: %d writes", n, got)
 		}
 	}
+}
+
+// TestAwaitWrote: who waits for the mark that a request is out gets it whether it came
+// before or after, and twice does no harm.
+func TestAwaitWrote(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		x := &exchange{}
+		x.wroteRequest(httptrace.WroteRequestInfo{})
+		x.wroteRequest(httptrace.WroteRequestInfo{})
+		if x.awaitWrote(); time.Since(start) != 0 || !x.whole.Load() {
+			t.Error("it was there already")
+		}
+		x = &exchange{}
+		time.AfterFunc(wroteWait/2, func() { x.wroteRequest(httptrace.WroteRequestInfo{}) })
+		if x.awaitWrote(); time.Since(start) != wroteWait/2 || !x.whole.Load() {
+			t.Error("it came meanwhile", time.Since(start))
+		}
+		x.wroteRequest(httptrace.WroteRequestInfo{Err: io.ErrClosedPipe})
+		start, x = time.Now(), &exchange{}
+		if x.awaitWrote(); time.Since(start) != wroteWait || x.whole.Load() {
+			t.Error("it never came", time.Since(start))
+		}
+	})
 }
