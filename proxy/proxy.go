@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -174,6 +175,7 @@ func (p *Proxy) newEngine() *goproxy.ProxyHttpServer {
 	e.Verbose = false
 	e.Logger = engineLog{p.log}
 	e.KeepHeader = true
+	e.KeepDestinationHeaders = true // response has put the fields there
 	e.KeepAcceptEncoding = true
 	e.NonproxyHandler = p.api
 	e.OnRequest().HandleConnectFunc(func(host string, _ *goproxy.ProxyCtx) (*goproxy.ConnectAction, string) {
@@ -424,9 +426,10 @@ func (p *Proxy) inside(x *exchange, r *http.Request) {
 		p.serveAPI(x.w, r)
 		return
 	}
-	u := *r.URL
+	u := &x.own.url
+	*u = *r.URL
 	u.Scheme, u.Host = x.tunnel.scheme, x.tunnel.authority
-	r.URL = &u
+	r.URL = u
 	p.engine.ServeHTTP(x.w, r)
 }
 
@@ -464,6 +467,7 @@ type exchange struct {
 	own struct {
 		answer   answerWriter
 		informer informer
+		url      url.URL
 		context  callerContext
 		request  callerBody
 		reply    replyBody

@@ -153,6 +153,33 @@ func TestTrailersAnswered(t *testing.T) {
 	}
 }
 
+// TestTrailerNamedAsField: a trailer field is not taken for the field of its name, and
+// nothing that passed through a writer before is in an answer.
+func TestTrailerNamedAsField(t *testing.T) {
+	b := newBed(t)
+	b.pipe.answer = func(_ context.Context, s *seen) *dispatch.Reply {
+		s.Informational(http.StatusEarlyHints, http.Header{"Link": {"</a.css>"}})
+		r := b.pipe.reply(200, http.Header{"X-Sum": {"of the head"}, "X-Two": {"1", "2"}}, []byte("body"))
+		r.Trailer = http.Header{"X-Sum": {"of the body"}}
+		return r
+	}
+	for _, w := range ways {
+		for range 2 {
+			resp, err := b.client(nil, w.h2).Get(w.scheme + "://pay.example.test/")
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, _ := io.ReadAll(resp.Body)
+			if head, tail := resp.Header["X-Sum"], resp.Trailer["X-Sum"]; string(got) != "body" || len(head) != 1 || len(tail) != 1 || head[0] != "of the head" || tail[0] != "of the body" {
+				t.Errorf("%s: %q, header %q, trailer %q", w.name, got, head, tail)
+			}
+			if len(resp.Header["X-Two"]) != 2 || len(resp.Header["Link"]) != 0 {
+				t.Errorf("%s: %v", w.name, resp.Header)
+			}
+		}
+	}
+}
+
 // TestBodilessFraming is case FR-09: HEAD, 204 and 304 keep their framing, and the
 // next answer on the connection is not shifted.
 func TestBodilessFraming(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"runtime/debug"
 	"slices"
@@ -311,20 +312,20 @@ func (i *informer) stop() {
 // answers itself; Connection has its own rule.
 var notForwarded = []string{"Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
 
-// response turns a reply into what goproxy writes. goproxy's body is a replyBody,
-// which also takes care of the hand-over.
+// response turns a reply into what goproxy writes. Its fields are those of x.w already,
+// which is spared a copy of each. goproxy's body is a replyBody, which also takes care of
+// the hand-over.
 func (x *exchange) response(r *http.Request, reply *dispatch.Reply) *http.Response {
 	if reply.Gone && reply.Status == 0 {
 		x.handOver(context.Canceled)
 		panic(http.ErrAbortHandler)
 	}
-	h := reply.Header
-	if h == nil {
-		h = http.Header{}
-	}
 	if reply.Upgraded != nil {
 		x.upgrade(reply)
 	}
+	h := x.w.Header()
+	clear(h)
+	maps.Copy(h, reply.Header)
 	closing := slices.ContainsFunc(h["Connection"], func(v string) bool { return strings.EqualFold(strings.TrimSpace(v), "close") })
 	for _, k := range notForwarded {
 		delete(h, k)
@@ -355,7 +356,7 @@ func (x *exchange) response(r *http.Request, reply *dispatch.Reply) *http.Respon
 	}
 	return &http.Response{
 		Status: http.StatusText(reply.Status), StatusCode: reply.Status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: h, Body: body, ContentLength: reply.ContentLength, Trailer: trailer, Request: r,
+		Header: http.Header{}, Body: body, ContentLength: reply.ContentLength, Trailer: trailer, Request: r,
 	}
 }
 
@@ -401,6 +402,8 @@ func (b *replyBody) WriteTo(w io.Writer) (int64, error) {
 	if err == nil {
 		err = b.x.w.FlushError()
 	}
+	// They are sent. A trailer that goproxy adds now is not one of them.
+	clear(b.x.w.Header())
 	if err == nil {
 		err = b.gone
 	}
@@ -569,11 +572,7 @@ func (x *exchange) refused(r *http.Request, v *violation) {
 	resp := x.response(r, x.do(r, s))
 	if x.conn.head != nil {
 		// What follows on this connection cannot be trusted to begin where it seems to.
-		resp.Header["Connection"] = []string{"close"}
-	}
-	h := x.w.Header()
-	for k, vs := range resp.Header {
-		h[k] = vs
+		x.w.Header()["Connection"] = []string{"close"}
 	}
 	x.w.WriteHeader(resp.StatusCode)
 	_, _ = io.Copy(x.w, resp.Body) // its error goes to the hand-over
