@@ -189,14 +189,13 @@ func shownTarget(out *Outgoing) string {
 const maxShown = 2 << 10
 
 func wholeTarget(out *Outgoing) string {
-	var b strings.Builder
-	b.WriteString(out.Target.Scheme)
-	b.WriteString("://")
-	b.WriteString(out.Authority)
-	b.WriteString(out.RawPath)
+	path := out.Target.Scheme + "://" + out.Authority + out.RawPath
 	if !out.HasQuery {
-		return b.String()
+		return path
 	}
+	var b strings.Builder
+	b.Grow(len(path) + 1 + min(len(out.RawQuery), maxShown))
+	b.WriteString(path)
 	b.WriteByte('?')
 	first := true
 	for pair := range strings.SplitSeq(out.RawQuery, "&") {

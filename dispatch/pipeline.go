@@ -264,7 +264,7 @@ func (a *action) add(ev Event) {
 		if a.recorded {
 			a.events = make([]Event, 0, 4)
 		} else {
-			a.room = make([]Event, 1, 5)
+			a.room = make([]Event, 1, 4)
 			a.events = a.room[1:]
 		}
 	}
