@@ -110,6 +110,7 @@ func newLevelsController(db *DB, mf *Manifest) (*levelsController, error) {
 		default:
 		}
 		if err := throttle.Do(); err != nil {
+			_ = throttle.Finish() // Waybill: those that are on their way still add to tables
 			closeAllTables(tables)
 			return nil, err
 		}
