@@ -15,6 +15,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -100,6 +101,8 @@ type DB struct {
 	// entered atomically. This replaces the 10ms busy-sleep that previously
 	// polled flushChan from writeRequests.
 	flushCond *sync.Cond
+	// Waybill: flushErr is why the last try to write a memtable out failed; nil when it did not. Under lock.
+	flushErr error
 
 	// Initialized via openMemTables.
 	nextMemFid int
@@ -148,6 +151,9 @@ func checkAndSetOptions(opt *Options) error {
 		return errors.New("Cannot have 1 compactor. Need at least 2")
 	}
 
+	if opt.NoLog && opt.SyncWrites {
+		return errors.New("Cannot sync a log that is not kept") // Waybill
+	}
 	if opt.InMemory && (opt.Dir != "" || opt.ValueDir != "") {
 		return errors.New("Cannot use badger in Disk-less mode with Dir or ValueDir set")
 	}
@@ -886,6 +892,9 @@ func (db *DB) writeRequests(reqs []*request) error {
 	db.opt.Debugf("Writing to memtable")
 	var count int
 	for _, b := range reqs {
+		if b.rotate != nil { // Waybill: see Flush
+			b.rotate()
+		}
 		if len(b.Entries) == 0 {
 			continue
 		}
@@ -1042,7 +1051,6 @@ var errNoRoom = errors.New("No room for write")
 // ensureRoomForWrite is always called serially. It blocks (without busy-polling)
 // until the current memtable can be flushed, i.e. until flushChan has room.
 func (db *DB) ensureRoomForWrite() error {
-	var err error
 	db.lock.Lock()
 	defer db.lock.Unlock()
 
@@ -1050,7 +1058,12 @@ func (db *DB) ensureRoomForWrite() error {
 	if !db.mt.isFull() {
 		return nil
 	}
+	return db.pushMemTable(false)
+}
 
+// Waybill: pushMemTable is the rest of ensureRoomForWrite, and of rotate, who does not wait for a flush that fails.
+// db.lock is held.
+func (db *DB) pushMemTable(impatient bool) (err error) {
 	for {
 		select {
 		case db.flushChan <- db.mt:
@@ -1084,9 +1097,60 @@ func (db *DB) ensureRoomForWrite() error {
 			if db.IsClosed() {
 				return errNoRoom
 			}
+			if impatient && db.flushErr != nil {
+				return db.flushErr
+			}
 			db.flushCond.Wait()
 		}
 	}
+}
+
+// Waybill: rotate hands the memtable over to be flushed, unless it is empty. Like ensureRoomForWrite it is called serially.
+func (db *DB) rotate() error {
+	db.lock.Lock()
+	defer db.lock.Unlock()
+	if db.mt.sl.Empty() {
+		return nil
+	}
+	return db.pushMemTable(true)
+}
+
+// Waybill: Flush returns when all that was committed before it was called is in tables that are durable and that the
+// MANIFEST names. When a memtable cannot be written out it says why: that is tried again all the same, and Flush may be
+// called again.
+func (db *DB) Flush() error {
+	if db.blockWrites.Load() == 1 {
+		return ErrBlockedWrites
+	}
+	// Among the commits: the memtable belongs to whoever writes them.
+	req := requestPool.Get().(*request)
+	req.reset()
+	var rotated error
+	req.rotate = func() { rotated = db.rotate() }
+	req.Wg.Add(1)
+	req.IncrRef()
+	db.writeCh <- req
+	if err := req.Wait(); err != nil {
+		return err
+	}
+	if rotated != nil {
+		return rotated
+	}
+	db.lock.Lock()
+	defer db.lock.Unlock()
+	if len(db.imm) == 0 {
+		return nil
+	}
+	// They are flushed in order: when the last one is, all of them are.
+	for last := db.imm[len(db.imm)-1]; slices.Contains(db.imm, last); db.flushCond.Wait() {
+		if db.flushErr != nil {
+			return db.flushErr
+		}
+		if db.IsClosed() {
+			return ErrDBClosed
+		}
+	}
+	return nil
 }
 
 func arenaSize(opt Options) int64 {
@@ -1145,6 +1209,11 @@ func (db *DB) handleMemTableFlush(mt *memTable, dropPrefixes [][]byte) error {
 	if err != nil {
 		return y.Wrap(err, "error while creating table")
 	}
+	// Waybill: the table's name is durable before the MANIFEST has it, as after a compaction.
+	if err := db.syncDir(db.opt.Dir); err != nil {
+		_ = tbl.DecrRef() // removes it: nothing names it yet
+		return y.Wrap(err, "error while syncing the folder of a table")
+	}
 	// We own a ref on tbl.
 	err = db.lc.addLevel0Table(tbl) // This will incrRef
 	if err != nil {
@@ -1169,12 +1238,21 @@ func (db *DB) flushMemtable(lc *z.Closer) {
 			if err := db.handleMemTableFlush(mt, nil); err != nil {
 				// Encountered error. Retry indefinitely.
 				db.opt.Errorf("error flushing memtable to disk: %v, retrying", err)
+				db.lock.Lock()
+				db.flushErr = err // Waybill: for Flush
+				db.lock.Unlock()
+				db.flushCond.Broadcast()
 				time.Sleep(time.Second)
 				continue
 			}
 
+			if db.opt.OnFlush != nil { // Waybill
+				db.opt.OnFlush(mt.maxVersion)
+			}
+
 			// Update s.imm. Need a lock.
 			db.lock.Lock()
+			db.flushErr = nil
 			// This is a single-threaded operation. mt corresponds to the head of
 			// db.imm list. Once we flush it, we advance db.imm. The next mt
 			// which would arrive here would match db.imm[0], because we acquire a

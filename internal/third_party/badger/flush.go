@@ -89,6 +89,10 @@ func (db *DB) flushApart(mt *memTable) (err error) {
 		}
 		defer func() { err = errors.Join(err, top.DecrRef()) }()
 	}
+	// As after a compaction, their names are durable before the MANIFEST has them.
+	if err := db.syncDir(db.opt.Dir); err != nil {
+		return y.Wrap(err, "error while syncing the folder of a table")
+	}
 	if err := db.lc.addFlushed(top, made); err != nil {
 		// Whether the MANIFEST names the tables is not known, so their files stay.
 		for _, t := range made {

@@ -135,6 +135,9 @@ func (db *DB) openMemTable(fid, flags int) (*memTable, error) {
 }
 
 func (db *DB) newMemTable() (*memTable, error) {
+	if db.opt.NoLog { // Waybill: see Options.NoLog
+		return &memTable{sl: skl.NewSkiplist(arenaSize(db.opt)), opt: db.opt}, nil
+	}
 	mt, err := db.openMemTable(db.nextMemFid, os.O_CREATE|os.O_RDWR)
 	if err == z.NewFile {
 		db.nextMemFid++
@@ -153,6 +156,9 @@ func (db *DB) mtFilePath(fid int) string {
 }
 
 func (mt *memTable) SyncWAL() error {
+	if mt.wal == nil { // Waybill: NoLog
+		return nil
+	}
 	return mt.wal.Sync()
 }
 
@@ -160,8 +166,8 @@ func (mt *memTable) isFull() bool {
 	if mt.sl.MemSize() >= mt.opt.MemTableSize {
 		return true
 	}
-	if mt.opt.InMemory {
-		// InMemory mode doesn't have any WAL.
+	if mt.wal == nil {
+		// InMemory mode doesn't have any WAL. Waybill: nor does NoLog.
 		return false
 	}
 	return int64(mt.wal.writeAt) >= mt.opt.MemTableSize

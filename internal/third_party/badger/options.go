@@ -83,6 +83,15 @@ type Options struct {
 	// the two. nil: there is none.
 	WrittenOnce func(a, b []byte) bool
 
+	// Waybill: NoLog keeps no log beside a memtable: what is not in a table when the process ends is gone, whatever ends
+	// it, and what tables hold is all that was committed up to some transaction and nothing of a later one. It is for a
+	// program that has a log of its own and makes the rest again. Logs that are found at Open are replayed as ever, and
+	// removed when they are in tables. Not with SyncWrites.
+	NoLog bool
+	// Waybill: OnFlush is told that all that was committed up to this version is in tables that are durable and that the
+	// MANIFEST names; nil: nobody. Calls come one after the other, and the next flush waits for them.
+	OnFlush func(version uint64)
+
 	NumCompactors        int
 	CompactL0OnClose     bool
 	LmaxCompaction       bool

@@ -702,9 +702,12 @@ type request struct {
 	Wg   sync.WaitGroup
 	Err  error
 	ref  atomic.Int32
+	// Waybill: rotate, if not nil, is called in the place of a write; there are no entries with it.
+	rotate func()
 }
 
 func (req *request) reset() {
+	req.rotate = nil
 	req.Entries = req.Entries[:0]
 	req.Ptrs = req.Ptrs[:0]
 	req.Wg = sync.WaitGroup{}

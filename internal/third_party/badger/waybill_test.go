@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -430,5 +431,269 @@ func TestVerifyUnreadableBlock(t *testing.T) {
 	overwrite(t, name, blocksEnd(t, name)-4, func(length []byte) { binary.BigEndian.PutUint32(length, 1<<30) })
 	if err := db.VerifyChecksum(); err == nil {
 		t.Error("a block without an end verifies")
+	}
+}
+
+// without opens dir without logs; told, if not nil, is called when a memtable is in a table.
+func without(t *testing.T, dir string, told func(version uint64)) *DB {
+	t.Helper()
+	opt := DefaultOptions(dir).WithMemTableSize(1 << 20).WithValueThreshold(100 << 10).WithNumCompactors(0).WithCompression(options.None).
+		WithLoggingLevel(ERROR).WithNumMemtables(2).WithNumLevelZeroTablesStall(100)
+	opt.NoLog, opt.OnFlush = true, told
+	db, err := Open(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+// numbered commits a transaction of three keys that begin with its number.
+func numbered(db *DB, n int) error {
+	return db.Update(func(txn *Txn) error {
+		for _, family := range "abc" {
+			if err := txn.Set([]byte(fmt.Sprintf("%c-%06d", family, n)), make([]byte, 2000)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// left copies what a kill would leave of dir now, but for the value log, which is empty: the
+// MANIFEST first, since what it names is there before and stays.
+func left(t *testing.T, dir string) (crash string) {
+	t.Helper()
+	crash = t.TempDir()
+	files, err := filepath.Glob(filepath.Join(dir, "*.*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append([]string{filepath.Join(dir, "MANIFEST"), filepath.Join(dir, "KEYREGISTRY")}, files...) {
+		if filepath.Ext(name) == ".vlog" {
+			continue
+		}
+		b, err := os.ReadFile(name)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(crash, filepath.Base(name)), b, 0o600)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	return crash
+}
+
+// killed returns how many of the transactions of numbered are in what a kill of the process
+// would leave of dir now. They must be the first ones, and whole.
+func killed(t *testing.T, dir string) int {
+	t.Helper()
+	db := without(t, left(t, dir), nil)
+	defer db.Close()
+	var n [3]int
+	if err := db.View(func(txn *Txn) error {
+		it := txn.NewIterator(IteratorOptions{})
+		defer it.Close()
+		for it.Rewind(); it.Valid(); it.Next() {
+			family := it.Item().Key()[0] - 'a'
+			n[family]++
+			if want := fmt.Sprintf("%c-%06d", 'a'+family, n[family]); string(it.Item().Key()) != want {
+				return fmt.Errorf("%s is missing, but %s is there", want, it.Item().Key())
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if n[0] != n[1] || n[0] != n[2] {
+		t.Errorf("a part of a transaction is there: %v", n)
+	}
+	return n[0]
+}
+
+// Without logs a kill leaves what tables hold: no less than OnFlush was told and Flush waited
+// for, and of every transaction all or nothing.
+func TestNoLog(t *testing.T) {
+	dir := t.TempDir()
+	var db *DB
+	told := uint64(0) // by the goroutine that flushes
+	calls := 0
+	db = without(t, dir, func(version uint64) {
+		if version <= told {
+			t.Errorf("told of version %d after %d", version, told)
+		}
+		told = version
+		calls++
+		// A transaction is a version here, the first one is 1.
+		if n := killed(t, dir); uint64(n) < version {
+			t.Errorf("told of version %d, a kill leaves %d", version, n)
+		}
+	})
+	const each = 400
+	for n := 1; n <= each; n++ {
+		if err := numbered(db, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := killed(t, dir); n == 0 || n == each {
+		t.Errorf("a kill leaves %d of %d: this shows nothing", n, each)
+	}
+	if err := db.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if n := killed(t, dir); n != each || told != each || calls < 2 {
+		t.Errorf("flushed, a kill leaves %d of %d; told of %d in %d calls", n, each, told, calls)
+	}
+	before := calls
+	if err := db.Flush(); err != nil || calls != before {
+		t.Errorf("nothing is there to flush: %v, %d calls more", err, calls-before)
+	}
+	// While others write.
+	done := make(chan error, 1)
+	go func() {
+		for n := each + 1; n <= 2*each; n++ {
+			if err := numbered(db, n); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	for running := true; running; {
+		if err := db.Flush(); err != nil {
+			t.Error(err)
+		}
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error(err)
+			}
+			running = false
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	if logs, err := filepath.Glob(filepath.Join(dir, "*.mem")); err != nil || len(logs) > 0 {
+		t.Errorf("there are logs: %v, %v", logs, err)
+	}
+	if err := db.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := killed(t, dir); n != 2*each {
+		t.Errorf("closed, it has %d of %d", n, 2*each)
+	}
+}
+
+// Logs of a program that kept them are replayed and removed.
+func TestNoLogFindsLogs(t *testing.T) {
+	dir := t.TempDir()
+	opt := DefaultOptions(dir).WithMemTableSize(1 << 20).WithValueThreshold(100 << 10).WithNumCompactors(0).WithLoggingLevel(ERROR)
+	db, err := Open(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const all = 100
+	for n := 1; n <= all; n++ {
+		if err := numbered(db, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	crash := left(t, dir)
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	logs, err := filepath.Glob(filepath.Join(crash, "*.mem"))
+	if err != nil || len(logs) == 0 {
+		t.Fatalf("no log: %v", err)
+	}
+	told := make(chan uint64, 10)
+	db = without(t, crash, func(version uint64) { told <- version })
+	if err := numbered(db, all+1); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	close(told)
+	last := uint64(0)
+	for v := range told {
+		last = v
+	}
+	if logs, err = filepath.Glob(filepath.Join(crash, "*.mem")); err != nil || len(logs) > 0 {
+		t.Errorf("logs are left: %v, %v", logs, err)
+	}
+	if n := killed(t, crash); n != all+1 || last != all+1 {
+		t.Errorf("it has %d of %d, told of %d", n, all+1, last)
+	}
+}
+
+// A table that cannot be made is an error of Flush, and is made later all the same.
+func TestFlushFails(t *testing.T) {
+	dir := t.TempDir()
+	db := without(t, dir, nil)
+	if err := numbered(db, 1); err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(dir, fmt.Sprintf("%06d.sst", db.lc.nextFileID.Load()))
+	if err := os.WriteFile(name, []byte("in its place"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Flush(); err == nil {
+		t.Error("a table that cannot be made is no error")
+	}
+	if n := killed(t, dir); n != 0 {
+		t.Errorf("a kill leaves %d", n)
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if err := db.Flush(); err == nil {
+			break
+		} else if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	if n := killed(t, dir); n != 1 {
+		t.Errorf("a kill leaves %d of 1", n)
+	}
+}
+
+// A damaged table is refused, wherever the damage is, and does not end the process.
+func TestDamagedTable(t *testing.T) {
+	dir := t.TempDir()
+	opt := DefaultOptions(dir).WithMemTableSize(8 << 20).WithNumCompactors(0).WithCompression(options.None).WithLogger(nil).
+		WithChecksumVerificationMode(options.OnTableRead)
+	db, err := Open(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Update(sequence()); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	whole := left(t, dir)
+	name := filepath.Join(whole, "000001.sst")
+	intact, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	try := func(what string, b []byte) {
+		t.Helper()
+		if err := os.WriteFile(name, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		opt.Dir, opt.ValueDir = whole, whole
+		db, err := Open(opt)
+		if err == nil {
+			t.Errorf("%s: it opens", what)
+			_ = db.Close()
+		}
+	}
+	for i := 0; i < len(intact); i += 5 { // each takes some milliseconds
+		b := slices.Clone(intact)
+		b[i] ^= 1 << (i % 8)
+		try(fmt.Sprintf("a bit of byte %d of %d is wrong", i, len(b)), b)
+	}
+	for i := range 40 {
+		try(fmt.Sprintf("%d bytes are left of %d", len(intact)*i/40, len(intact)), intact[:len(intact)*i/40])
 	}
 }

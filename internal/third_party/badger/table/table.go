@@ -296,14 +296,8 @@ func OpenTable(mf *z.MmapFile, opts Options) (*Table, error) {
 	t.ref.Store(1)
 
 	if err := t.initBiggestAndSmallest(); err != nil {
+		mf.Close(-1) // Waybill: after which a caller may remove or mend it
 		return nil, y.Wrapf(err, "failed to initialize table")
-	}
-
-	if opts.ChkMode == options.OnTableRead || opts.ChkMode == options.OnTableAndBlockRead {
-		if err := t.VerifyChecksum(); err != nil {
-			mf.Close(-1)
-			return nil, y.Wrapf(err, "failed to verify checksum")
-		}
 	}
 
 	return t, nil
@@ -395,6 +389,13 @@ func (t *Table) initBiggestAndSmallest() error {
 
 	t.smallest = y.Copy(ko.KeyBytes())
 
+	// Waybill: before anything is read by what a block says. A damaged one ended the process.
+	if t.opt.ChkMode == options.OnTableRead || t.opt.ChkMode == options.OnTableAndBlockRead {
+		if err := t.VerifyChecksum(); err != nil {
+			return y.Wrapf(err, "failed to verify checksum")
+		}
+	}
+
 	it2 := t.NewIterator(REVERSED | NOCACHE)
 	defer it2.Close()
 	it2.Rewind()
@@ -420,31 +421,44 @@ func (t *Table) readNoFail(off, sz int) []byte {
 func (t *Table) initIndex() (*fb.BlockOffset, error) {
 	readPos := t.tableSize
 
-	// Read checksum len from the last 4 bytes.
-	readPos -= 4
-	buf := t.readNoFail(readPos, 4)
-	checksumLen := int(y.BytesToU32(buf))
-	if checksumLen < 0 {
-		return nil, errors.New("checksum length less than zero. Data corrupted")
+	// Waybill: lengths that lead out of the file are an error; they ended the process.
+	before := func(n int) ([]byte, error) {
+		if readPos -= n; n < 0 || readPos < 0 {
+			return nil, fmt.Errorf("the end of %s is damaged", t.Filename())
+		}
+		return t.read(readPos, n)
 	}
+
+	// Read checksum len from the last 4 bytes.
+	buf, err := before(4)
+	if err != nil {
+		return nil, err
+	}
+	checksumLen := int(y.BytesToU32(buf))
 
 	// Read checksum.
 	expectedChk := &pb.Checksum{}
-	readPos -= checksumLen
-	buf = t.readNoFail(readPos, checksumLen)
+	if buf, err = before(checksumLen); err != nil {
+		return nil, err
+	}
 	if err := proto.Unmarshal(buf, expectedChk); err != nil {
 		return nil, err
 	}
 
 	// Read index size from the footer.
-	readPos -= 4
-	buf = t.readNoFail(readPos, 4)
-	t.indexLen = int(y.BytesToU32(buf))
+	if buf, err = before(4); err != nil {
+		return nil, err
+	}
+	if t.indexLen = int(y.BytesToU32(buf)); t.indexLen == 0 {
+		return nil, fmt.Errorf("%s has no index", t.Filename())
+	}
 
 	// Read index.
-	readPos -= t.indexLen
+	data, err := before(t.indexLen)
+	if err != nil {
+		return nil, err
+	}
 	t.indexStart = readPos
-	data := t.readNoFail(readPos, t.indexLen)
 
 	if err := y.VerifyChecksum(data, expectedChk); err != nil {
 		return nil, y.Wrapf(err, "failed to verify checksum for table: %s", t.Filename())
@@ -574,11 +588,14 @@ func (t *Table) block(idx int, useCache bool) (*Block, error) {
 
 	// Read meta data related to block.
 	readPos := len(blk.data) - 4 // First read checksum length.
+	if readPos < 0 {
+		return nil, errors.New("a block without an end") // Waybill
+	}
 	blk.chkLen = int(y.BytesToU32(blk.data[readPos : readPos+4]))
 
 	// Checksum length greater than block size could happen if the table was compressed and
 	// it was opened with an incorrect compression algorithm (or the data was corrupted).
-	if blk.chkLen > len(blk.data) {
+	if blk.chkLen > readPos-4 { // Waybill: with the number of entries before it
 		return nil, errors.New("invalid checksum length. Either the data is " +
 			"corrupted or the table options are incorrectly set")
 	}
@@ -591,6 +608,9 @@ func (t *Table) block(idx int, useCache bool) (*Block, error) {
 	numEntries := int(y.BytesToU32(blk.data[readPos : readPos+4]))
 	entriesIndexStart := readPos - (numEntries * 4)
 	entriesIndexEnd := entriesIndexStart + numEntries*4
+	if entriesIndexStart < 0 {
+		return nil, errors.New("a block with more entries than it has room for") // Waybill
+	}
 
 	blk.entryOffsets = y.BytesToU32Slice(blk.data[entriesIndexStart:entriesIndexEnd])
 

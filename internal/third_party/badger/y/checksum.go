@@ -31,6 +31,9 @@ func CalculateChecksum(data []byte, ct pb.Checksum_Algorithm) uint64 {
 
 // VerifyChecksum validates the checksum for the data against the given expected checksum.
 func VerifyChecksum(data []byte, expected *pb.Checksum) error {
+	if _, known := pb.Checksum_Algorithm_name[int32(expected.Algo)]; !known {
+		return Wrapf(ErrChecksumMismatch, "of no known kind") // Waybill: it ended the process
+	}
 	actual := CalculateChecksum(data, expected.Algo)
 	if actual != expected.Sum {
 		return Wrapf(ErrChecksumMismatch, "actual: %d, expected: %d", actual, expected.Sum)
