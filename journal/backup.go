@@ -240,7 +240,7 @@ func restoreInto(ctx context.Context, r io.Reader, dir string, key []byte, log *
 	if err := f.put(nameKey, append(b, keySum(b)...)); err != nil {
 		return info, fmt.Errorf("journal: %w", err)
 	}
-	db, err := openStore(f.path(nameStore), &storeLogger{log: log})
+	db, err := openStore(f.path(nameStore), &storeLogger{log: log}, nil)
 	if err != nil {
 		return info, err
 	}

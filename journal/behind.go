@@ -90,6 +90,23 @@ func (p *pending) put(e *entry) {
 	p.bytes += e.bytes()
 }
 
+// fits says whether a transaction of the store holds what is there and these.
+func (p *pending) fits(entries []entry, maxBytes, maxCount int64) bool {
+	bytes := p.bytes
+	for i := range entries {
+		bytes += entries[i].bytes()
+	}
+	return bytes < maxBytes && p.count()+int64(len(entries))+1 < maxCount
+}
+
+// add takes a group.
+func (p *pending) add(entries []entry, group uint64) {
+	p.group = group
+	for i := range entries {
+		p.put(&entries[i])
+	}
+}
+
 // count is the number of entries that are written.
 func (p *pending) count() int64 { return int64(len(p.entries) - p.dropped) }
 
@@ -171,13 +188,9 @@ func (v *storeView) left() {
 // add takes a durable group. It waits while what there is and the group do not fit into one
 // transaction of the store.
 func (b *behind) add(entries []entry, group uint64, maxBytes, maxCount int64) {
-	bytes := int64(0)
-	for i := range entries {
-		bytes += entries[i].bytes()
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for b.failed == nil && !b.filling.empty() && (b.filling.bytes+bytes >= maxBytes || b.filling.count()+int64(len(entries))+1 >= maxCount) {
+	for b.failed == nil && !b.filling.empty() && !b.filling.fits(entries, maxBytes, maxCount) {
 		b.now()
 		b.taken.Wait()
 	}
@@ -185,10 +198,7 @@ func (b *behind) add(entries []entry, group uint64, maxBytes, maxCount int64) {
 	if p.empty() {
 		b.age.Reset(behindTime)
 	}
-	p.group = group
-	for i := range entries {
-		p.put(&entries[i])
-	}
+	p.add(entries, group)
 	if p.bytes >= behindBytes {
 		b.now()
 	}
@@ -208,15 +218,18 @@ func (b *behind) take() (p *pending, last bool) {
 	return b.storing, b.closing
 }
 
-// stored is told that the store has what it took last.
-func (b *behind) stored() {
+// stored is told that the store has what it took last. It returns the version of the store
+// that has it; 0: it is closed.
+func (b *behind) stored() (version uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.storing = nil
-	if b.view != nil {
-		b.view.left()
-		b.view = &storeView{b.open(), 1} // no commit runs: this one has ended, and the next waits for the lock
+	if b.view == nil {
+		return 0
 	}
+	b.view.left()
+	b.view = &storeView{b.open(), 1} // no commit runs: this one has ended, and the next waits for the lock
+	return b.view.ReadTs()
 }
 
 // fail says that the store gets nothing more: not what it was given, and not what waits.
@@ -325,7 +338,9 @@ func (j *Journal) storer() {
 				j.stop(err)
 				return
 			}
-			b.stored()
+			if version := b.stored(); version > 0 {
+				j.c.settled.stored(version, p.group)
+			}
 			p.end(nil)
 		}
 	}
@@ -350,6 +365,7 @@ func (j *Journal) storePending(p *pending) error {
 	if j.store.fatal.Load() {
 		return errors.New("journal: the store reports lost data")
 	}
+	killpoint.At(PointStored)
 	return nil
 }
 

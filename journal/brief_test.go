@@ -91,9 +91,7 @@ func TestBriefProjection(t *testing.T) {
 	mustVerify(t, j)
 
 	crash, damaged := filepath.Join(t.TempDir(), "crash"), filepath.Join(t.TempDir(), "damaged")
-	if err := j.between(func() error { return j.settle(j.c.head.group) }); err != nil {
-		t.Fatal(err)
-	}
+	settleTest(t, j)
 	mustAppend(t, j, toDispatch(newID(), "ci", "", "f5"))
 	copyDir(t, dir, crash)
 	copyDir(t, dir, damaged)

@@ -36,6 +36,14 @@ const (
 	PointAfterDurable = "after-durable"
 	// PointBetween: the store does not have it yet; its callers may know of it.
 	PointBetween = "between-witness-and-store"
+	// PointStored: the store has it in memory, nobody was told.
+	PointStored = "stored"
+	// PointFlushed: a table has it, what is settled was not said to have changed.
+	PointFlushed = "flushed"
+	// PointRedone: a start has made some groups again.
+	PointRedone = "redone"
+	// PointSettled: a start has made the store durable, the witness does not say so.
+	PointSettled = "settled"
 )
 
 // committer is the state of the one goroutine that writes.
@@ -44,7 +52,7 @@ type committer struct {
 	checkpoint uint64 // sequence of the last checkpoint
 	// settled is the last group that is durable in the store itself: what is after it
 	// can be made again from the witness only.
-	settled  atomic.Uint64
+	settled  settled
 	settling atomic.Bool // settle runs in the background
 	counted  uint64      // syncs that Metrics was told of
 	// open holds the projections of the actions that have not ended, as stored: the
@@ -808,6 +816,9 @@ func (j *Journal) finalCheckpoint() bool {
 	c := &j.c
 	if j.Cause() != nil || c.checkpoint == c.head.seq || j.opt.ReadOnly || j.recovery.Quarantined {
 		return true
+	}
+	if j.space.write(j) != nil {
+		return true // a table needs room; the next start makes the groups again
 	}
 	// Behind it the next start finds one group to make again.
 	if err := j.settle(c.head.group); err != nil {

@@ -38,6 +38,9 @@ func image(t testing.TB, n int) (dir string, l *ledger) {
 			mustAppend(t, j, toResult(id, []byte("result")))
 			l.committed[id] = true
 		}
+		if i == n/2 {
+			settleTest(t, j)
+		}
 	}
 	dir = filepath.Join(t.TempDir(), "image")
 	copyDir(t, live, dir)
@@ -107,9 +110,9 @@ func TestBitFlips(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	dir, l := image(t, 30)
 	copied := filepath.Join(t.TempDir(), "damaged")
-	mem := newestFile(t, filepath.Join(dir, nameStore, "*.mem"))
+	tab := newestFile(t, filepath.Join(dir, nameStore, "*.sst"))
 	wit := newestFile(t, filepath.Join(dir, nameWitness, "*.wit"))
-	used := map[string]int64{mem: usedBytes(t, mem), wit: usedBytes(t, wit)}
+	used := map[string]int64{tab: usedBytes(t, tab), wit: usedBytes(t, wit)}
 	results := map[string]int{}
 	try := func(name, file string, offset int64, damage func(path string)) {
 		copyDir(t, dir, copied)
@@ -125,11 +128,11 @@ func TestBitFlips(t *testing.T) {
 		results[name+" "+filepath.Ext(file)+" "+res]++
 	}
 	for range 14 {
-		at := rng.Int64N(used[mem])
-		try("flip", mem, at, func(p string) { flip(t, p, at) })
+		at := rng.Int64N(used[tab])
+		try("flip", tab, at, func(p string) { flip(t, p, at) })
 	}
-	for _, at := range []int64{0, 3, 9, 60, 200, used[mem] / 2, used[mem] - 3} {
-		try("flip", mem, at, func(p string) { flip(t, p, at) })
+	for _, at := range []int64{0, 3, 9, 60, 200, used[tab] / 2, used[tab] - 3} {
+		try("flip", tab, at, func(p string) { flip(t, p, at) })
 	}
 	for range 6 {
 		at := rng.Int64N(used[wit])
@@ -138,7 +141,7 @@ func TestBitFlips(t *testing.T) {
 	for _, at := range []int64{0, 9, 20, segmentHeader - 1, segmentHeader + 5, used[wit] - 1} {
 		try("flip", wit, at, func(p string) { flip(t, p, at) })
 	}
-	for _, f := range []string{mem, wit} {
+	for _, f := range []string{tab, wit} {
 		block := (used[f] / 2) &^ 4095
 		try("zero", f, block, func(p string) { zero(t, p, block, 4096) })
 		try("cut", f, used[f]/2, func(p string) {
@@ -159,7 +162,7 @@ func TestBitFlips(t *testing.T) {
 		}
 	}
 	t.Logf("%v", results)
-	if results["flip .mem refused"]+results["flip .mem quarantined"] == 0 || results["flip .wit refused"] == 0 || results["flip  opened"] != 0 {
+	if results["flip .sst refused"]+results["flip .sst quarantined"] == 0 || results["flip .wit refused"] == 0 || results["flip  opened"] != 0 {
 		t.Errorf("damage was not noticed: %v", results)
 	}
 }
@@ -218,6 +221,7 @@ func TestRollback(t *testing.T) {
 	mustAppend(t, j, toResult(ended, []byte("x")))
 	mustAppend(t, j, toDispatch(open, "ci", "", "f"))
 	mustAppend(t, j, dispatch.Batch{Action: accepted, Events: []dispatch.Event{evAccepted("ci", ""), evBound("f")}})
+	settleTest(t, j)
 	copyDir(t, filepath.Join(dir, nameStore), old)
 	mustAppend(t, j, dispatch.Batch{Action: accepted, Events: []dispatch.Event{evDispatch(1)}})
 	mustAppend(t, j, toResult(open, []byte("x")))
@@ -413,16 +417,17 @@ func TestRollbackBeyondTheNames(t *testing.T) {
 	accepted := newID()
 	mustAppend(t, j, dispatch.Batch{Action: accepted, Events: []dispatch.Event{evAccepted("ci", ""), evBound("f")}})
 	old := filepath.Join(t.TempDir(), "old")
-	if err := j.between(func() error { return j.settle(j.c.head.group) }); err != nil {
-		t.Fatal(err)
-	}
+	settleTest(t, j)
 	copyDir(t, filepath.Join(dir, nameStore), old)
 	mustAppend(t, j, dispatch.Batch{Action: accepted, Events: []dispatch.Event{evCredential(), evDispatch(1)}})
 	mustAppend(t, j, toResult(accepted, []byte("x")))
-	for range 40 {
-		id := newID()
-		mustAppend(t, j, toDispatch(id, "ci", "", "f"))
-		mustAppend(t, j, toResult(id, []byte("x")))
+	for range 2 {
+		for range 30 {
+			id := newID()
+			mustAppend(t, j, toDispatch(id, "ci", "", "f"))
+			mustAppend(t, j, toResult(id, []byte("x")))
+		}
+		settleTest(t, j) // what is settled can be retired
 	}
 	closeTest(t, j)
 	first := glob(t, filepath.Join(dir, nameWitness, "*.wit"))[0]
@@ -565,10 +570,12 @@ func TestWitnessBehindByOne(t *testing.T) {
 	copyDir(t, filepath.Join(dir, nameWitness), old)
 	id := newID()
 	mustAppend(t, j, toDispatch(id, "ci", "", "f"))
+	settleTest(t, j)
 	crash := filepath.Join(t.TempDir(), "crash")
 	copyDir(t, dir, crash)
 	copyDir(t, old, filepath.Join(crash, nameWitness))
 	mustAppend(t, j, toResult(id, []byte("x")))
+	settleTest(t, j)
 	crash2 := filepath.Join(t.TempDir(), "crash2")
 	copyDir(t, dir, crash2)
 	copyDir(t, old, filepath.Join(crash2, nameWitness))
@@ -592,7 +599,7 @@ func TestWitnessBehindByOne(t *testing.T) {
 // folder could.
 func tamper(t testing.TB, dir string, f func(txn *badger.Txn) error) {
 	t.Helper()
-	db, err := badger.Open(storeOptions(filepath.Join(dir, nameStore), &storeLogger{log: testOptionsLogger()}))
+	db, err := badger.Open(storeOptions(filepath.Join(dir, nameStore), &storeLogger{log: testOptionsLogger()}, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -708,9 +715,7 @@ func TestChainControl(t *testing.T) {
 	id := newID()
 	r := mustAppend(t, j, toDispatch(id, "ci", "", "f"))
 	// What is not settled would be made again.
-	if err := j.between(func() error { return j.settle(j.c.head.group) }); err != nil {
-		t.Fatal(err)
-	}
+	settleTest(t, j)
 	mustAppend(t, j, toDispatch(newID(), "ci", "", "f"))
 	crash := filepath.Join(t.TempDir(), "crash")
 	copyDir(t, dir, crash) // not closed: no checkpoint behind the events
@@ -1015,6 +1020,7 @@ func TestTornWithoutEvents(t *testing.T) {
 	j := openTest(t, dir, nil)
 	id := newID()
 	mustAppend(t, j, toDispatch(id, "ci", "", "f"))
+	settleTest(t, j) // as closing it will have done
 	crash := filepath.Join(t.TempDir(), "crash")
 	copyDir(t, dir, crash)
 	seal := j.seal

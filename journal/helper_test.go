@@ -185,6 +185,15 @@ func copyDir(t testing.TB, from, to string) {
 	}
 }
 
+// settleTest makes the store durable with everything that was appended: a copy of its folder
+// has it then.
+func settleTest(t testing.TB, j *Journal) {
+	t.Helper()
+	if err := j.between(func() error { return j.settle(j.c.head.group) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // flip inverts one bit.
 func flip(t testing.TB, path string, offset int64) {
 	t.Helper()

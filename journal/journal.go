@@ -422,11 +422,11 @@ func (j *Journal) shut() error {
 	j.watch.close()
 
 	stopped := j.Cause() != nil
-	// Badger flushes its memtable when it is closed, and dies where there is no room.
-	// What was acknowledged is in its log: the next start replays it.
+	// Badger writes its memory into a table when it is closed, and tries for ever where there is
+	// no room. What was acknowledged is in the witness: the next start makes it again.
 	flush := j.opt.ReadOnly || j.space.write(j) == nil
 	if !flush {
-		j.log.Warn("journal: no space to close the store in an orderly way; its log is kept")
+		j.log.Warn("journal: no space to close the store in an orderly way; the next start makes its last groups again")
 	}
 	done := make(chan error, 1)
 	go func() {

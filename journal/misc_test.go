@@ -402,6 +402,8 @@ func TestWitnessRetires(t *testing.T) {
 		}
 	}
 	fill(200)
+	settleTest(t, j)
+	fill(20)
 	if n := segments(); n > minKept+8 {
 		t.Errorf("%d segments are kept", n)
 	}

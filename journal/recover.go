@@ -16,6 +16,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"waybill/dispatch"
+	"waybill/internal/killpoint"
 	"waybill/outcome"
 )
 
@@ -139,7 +140,7 @@ func (j *Journal) open() error {
 	}
 
 	// 3. and 4. The store; log lines that report lost data count as errors.
-	if j.db, err = openStore(j.folder.path(nameStore), j.store); err != nil {
+	if j.db, err = openStore(j.folder.path(nameStore), j.store, j.onFlush); err != nil {
 		return err
 	}
 	onFatal := func() { j.stop(errors.New("journal: the store reports lost data")) }
@@ -188,8 +189,9 @@ func (j *Journal) open() error {
 	// are made again within one process's segments only.
 	if !j.hooks.NoWitness {
 		if err := j.settle(at.storeGroup); err != nil {
-			return fmt.Errorf("journal: %w", err)
+			return err
 		}
+		killpoint.At(PointSettled)
 		if err := j.beginWitness(w, at); err != nil {
 			return fmt.Errorf("journal: witness: %w", err)
 		}
@@ -254,11 +256,11 @@ func (j *Journal) open() error {
 
 // openStore opens Badger and keeps its error texts inside: they quote paths, keys
 // and values.
-func openStore(dir string, log *storeLogger) (*badger.DB, error) {
+func openStore(dir string, log *storeLogger, flushed func(version uint64)) (*badger.DB, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	db, err := badger.Open(storeOptions(dir, log))
+	db, err := badger.Open(storeOptions(dir, log, flushed))
 	if err != nil {
 		if log.fatal.Load() {
 			return nil, &CorruptError{What: "the store reports lost or unreadable data"}

@@ -14,8 +14,9 @@ import (
 	"waybill/internal/control"
 )
 
-// Free space has three marks (CONTRACT M5, H8). Badger maps sparse files: without
-// room it is killed by SIGBUS, so all of them are far above zero.
+// Free space has three marks (CONTRACT M5, H8). Badger maps a sparse file when it is opened,
+// where SIGBUS kills without room, and has to write what it holds in memory: all of them
+// are far above zero.
 //
 //	floor       below it no new work is admitted
 //	hard floor  below it nothing is written, not even the end of what runs
@@ -36,10 +37,11 @@ const (
 	// spaceValid is how long an answer is kept, but by the committer: one look costs a
 	// microsecond, less than anything else that a group costs.
 	spaceValid = 100 * time.Millisecond
-	// spaceReserve is what the store may need before it gives anything back: twice
-	// its memtables, a flush under way included, and 64 MiB.
+	// spaceReserve is what the store may need before it gives anything back: a table for
+	// each memtable, one under way included, as much in the witness until it is settled, and
+	// 64 MiB twice.
 	spaceReserve = 2*memTableBytes*(numMemtables+1) + 64<<20 + 64<<20
-	// spaceHard is what it needs to open, to write a last log and to flush it.
+	// spaceHard is what it needs to open, and to write tables of what is not settled.
 	spaceHard = 2*memTableBytes*numMemtables + 32<<20
 	// spacePerOpen is held back for the end of every action that is open.
 	spacePerOpen = 64 << 10
@@ -101,7 +103,7 @@ func (g *spaceGate) write(j *Journal) error {
 }
 
 // renew is called before every group: an answer that is older than the group could
-// miss a disk that filled up in between, and that would be SIGBUS.
+// miss a disk that filled up in between.
 func (g *spaceGate) renew(j *Journal) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

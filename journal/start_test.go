@@ -54,8 +54,23 @@ func TestStart(t *testing.T) {
 	for range open {
 		mustAppend(t, j, toDispatch(newID(), "ci", "", "f"))
 	}
+	// As a kill leaves it: what is in memory only is made again.
+	crash := filepath.Join(t.TempDir(), "crash")
+	copyDir(t, dir, crash)
 	closeTest(t, j)
-	j, rec := openWith(t, testOptions(dir, nil))
+	killed, rec := openWith(t, testOptions(crash, nil))
+	t.Logf("after a kill: %d groups made again, %d events walked, %d closed as unknown, in %s", rec.Redone, rec.Walked, rec.Unknown, rec.Took)
+	if rec.Unknown != open || rec.Redone == 0 || rec.Walked > 2*checkpointEvery || actions >= 1_000_000 && rec.Took > 2*time.Second {
+		t.Errorf("after a kill: %+v", rec)
+	}
+	if st := killed.Stats(); st.Seq < uint64(actions) { //nolint:gosec // a count
+		t.Errorf("after a kill there are %d events of %d actions", st.Seq, actions)
+	}
+	closeTest(t, killed)
+	if err := os.RemoveAll(crash); err != nil {
+		t.Fatal(err)
+	}
+	j, rec = openWith(t, testOptions(dir, nil))
 	st := j.Stats()
 	t.Logf("%d actions, %d events, folder of %d MiB: %d groups made again, %d events walked, %d closed as unknown, in %s",
 		actions, st.Seq, folderSize(t, dir)>>20, rec.Redone, rec.Walked, rec.Unknown, rec.Took)

@@ -14,7 +14,7 @@ type counters struct {
 	seq         atomic.Uint64
 	refused     atomic.Uint64
 	relaxedLost atomic.Uint64
-	syncs       atomic.Uint64 // of witness and store; flushes and compactions are Badger's own
+	syncs       atomic.Uint64 // of the witness; flushes and compactions are Badger's own
 
 	mu       sync.Mutex
 	head     head
@@ -52,7 +52,7 @@ type Stats struct {
 	Stopped     bool   `json:"stopped"`
 	Seq         uint64 `json:"seq"`          // of the last event
 	OpenActions int    `json:"open_actions"` // not ended; relaxed and tunnels included
-	StoreBytes  int64  `json:"store_bytes"`  // tables and logs, about a minute old
+	StoreBytes  int64  `json:"store_bytes"`  // tables, about a minute old
 	FreeBytes   int64  `json:"free_bytes"`
 	FloorBytes  int64  `json:"floor_bytes"`      // below it no new work is admitted
 	HardFloor   int64  `json:"hard_floor_bytes"` // below it nothing is written

@@ -26,9 +26,10 @@ const (
 
 // storeOptions are Badger's, each for the reason given in the reference
 // (journal-durability.md, section 1). TestStoreOptions pins them.
-func storeOptions(dir string, log badger.Logger) badger.Options {
+// flushed is told which version tables hold; nil: nobody asks.
+func storeOptions(dir string, log badger.Logger, flushed func(version uint64)) badger.Options {
 	opt := badger.DefaultOptions(dir).
-		WithSyncWrites(false). // the witness is: settle.go
+		WithSyncWrites(false).
 		WithMemTableSize(memTableBytes).
 		WithNumMemtables(numMemtables).
 		WithValueThreshold(1 << 20).
@@ -51,6 +52,8 @@ func storeOptions(dir string, log badger.Logger) badger.Options {
 	// with equal ones, measured the same way, a tenth.
 	opt.TableSizeMultiplier = 1
 	opt.TableEnds, opt.WrittenOnce = tableEnds, writtenOnce
+	opt.NoLog = true // the witness is it: settle.go
+	opt.OnFlush = flushed
 	return opt
 }
 
