@@ -86,6 +86,7 @@ func TestStoreOptions(t *testing.T) {
 	}
 	for name, ok := range map[string]bool{
 		"SyncWrites":               !o.SyncWrites, // the witness carries it
+		"NoLog":                    o.NoLog && o.OnFlush != nil,
 		"MemTableSize":             o.MemTableSize == 8<<20,
 		"NumMemtables":             o.NumMemtables == 2,
 		"ValueThreshold":           o.ValueThreshold == 1<<20,

@@ -5,8 +5,8 @@ package hooks
 
 // Hooks switches protections off or injects faults.
 type Hooks struct {
-	// NoSync turns every sync off, of the store, the witness and the directories:
-	// fast, and worthless after a power cut.
+	// NoSync turns the syncs of the witness and the directories off: fast, and worthless
+	// after a power cut. Badger syncs its tables all the same.
 	NoSync bool
 	// NoWitness writes and compares no witness. A control: the tests of the
 	// rollback cases must fail with it.
