@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"math"
+	"slices"
 
 	"github.com/dgraph-io/badger/v4/pb"
 	"github.com/dgraph-io/badger/v4/table"
@@ -52,12 +53,12 @@ func (db *DB) flushApart(mt *memTable) (err error) {
 		}
 	}()
 
-	once := apartKeys{once: db.opt.WrittenOnce, present: present}
 	it := mt.sl.NewUniIterator(false)
 	defer it.Close()
+	ranges := db.rangesApart(it, present)
 	for it.Rewind(); it.Valid(); it.Next() {
 		key, vs := it.Key(), it.Value()
-		if !once.behindAll(y.ParseKey(key), vs) {
+		if !db.keptApart(ranges, y.ParseKey(key), vs) {
 			var vp valuePointer
 			if vs.Meta&bitValuePointer > 0 {
 				vp.Decode(vs.Value)
@@ -156,33 +157,63 @@ func (s *levelsController) present() (p tablesPresent) {
 	return p
 }
 
-// apartKeys decides about the keys of a memtable, which it is asked for in their order.
-type apartKeys struct {
-	once    func(a, b []byte) bool
-	present tablesPresent
-	of      []byte // a key of the family that it is in; nil: it was in none yet
-	free    bool   // all that follows in it is behind what tables have of it
-	tries   int
+// rangeApart is what a memtable has of a family from a key on.
+type rangeApart struct {
+	from  []byte
+	tries int  // looks at all tables that found from
+	free  bool // from was found
+	bytes int
 }
 
-// maxTries bounds the looks at all tables for one family of one memtable. It takes as many as
-// there are keys that lie before the last one of an earlier memtable, which are those of what
-// ran at the same time.
-const maxTries = 1024
+const (
+	// maxTries bounds the looks at all tables for one family of one memtable. It takes as many
+	// as there are keys that lie before the last one of an earlier memtable, which are those of
+	// what ran at the same time.
+	maxTries = 1024
+	// minApart is how much is worth a table that is never merged with others.
+	minApart = 512 << 10
+)
 
-// behindAll reports whether the entry may go to the last level.
-func (f *apartKeys) behindAll(key []byte, vs y.ValueStruct) bool {
-	if isDeletedOrExpired(vs.Meta, vs.ExpiresAt) || vs.Meta&(bitValuePointer|bitMergeEntry) > 0 || !f.once(key, key) {
-		return false
+// rangesApart returns for each family from where on it goes to the last level.
+func (db *DB) rangesApart(it y.Iterator, present tablesPresent) (out []rangeApart) {
+	once := db.opt.WrittenOnce
+	for it.Rewind(); it.Valid(); it.Next() {
+		key, vs := y.ParseKey(it.Key()), it.Value()
+		if !onceOnly(vs) || !once(key, key) {
+			continue
+		}
+		if n := len(out); n == 0 || !once(out[n-1].from, key) {
+			out = append(out, rangeApart{from: append([]byte(nil), key...)})
+		}
+		r := &out[len(out)-1]
+		if !r.free && r.tries < maxTries {
+			r.tries++
+			if r.free = present.before(key, once); r.free {
+				r.from = append(r.from[:0], key...)
+			}
+		}
+		if r.free {
+			r.bytes += len(key) + len(vs.Value)
+		}
 	}
-	if f.of == nil || !f.once(f.of, key) {
-		f.of, f.free, f.tries = append([]byte(nil), key...), false, 0
+	return slices.DeleteFunc(out, func(r rangeApart) bool { return !r.free || r.bytes < db.opt.minApart() })
+}
+
+func (opt *Options) minApart() int { return int(min(minApart, opt.BaseTableSize/4)) }
+
+// onceOnly reports whether an entry is a value as WrittenOnce has it.
+func onceOnly(vs y.ValueStruct) bool {
+	return !isDeletedOrExpired(vs.Meta, vs.ExpiresAt) && vs.Meta&(bitValuePointer|bitMergeEntry) == 0
+}
+
+// keptApart reports whether the entry goes to the last level.
+func (db *DB) keptApart(ranges []rangeApart, key []byte, vs y.ValueStruct) bool {
+	for i := range ranges {
+		if from := ranges[i].from; db.opt.WrittenOnce(from, key) {
+			return bytes.Compare(key, from) >= 0 && onceOnly(vs)
+		}
 	}
-	if !f.free && f.tries < maxTries {
-		f.tries++
-		f.free = f.present.before(key, f.once)
-	}
-	return f.free
+	return false
 }
 
 // before reports whether all that the tables have of the key's family stands before it, and

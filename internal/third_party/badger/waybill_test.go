@@ -1,6 +1,7 @@
 package badger
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -192,6 +193,7 @@ func apart(opt *Options) {
 	}
 	opt.TableEnds = func(last, next []byte) bool { return section(last[0]) != section(next[0]) }
 	opt.WrittenOnce = func(a, b []byte) bool { return a[0] == b[0] && (a[0] == 'e' || a[0] == 'r') }
+	opt.BaseTableSize = 1 << 10 // what is little goes to level 0
 }
 
 func openApart(t *testing.T) *DB {
@@ -228,7 +230,7 @@ func TestFlushApart(t *testing.T) {
 	set := func(keys ...string) func(txn *Txn) error {
 		return func(txn *Txn) error {
 			for _, k := range keys {
-				if err := txn.Set([]byte(k), []byte(k)); err != nil {
+				if err := txn.Set([]byte(k), bytes.Repeat([]byte(k), 150)); err != nil {
 					return err
 				}
 			}
@@ -243,7 +245,8 @@ func TestFlushApart(t *testing.T) {
 		{set("e3"), "c", "eer"},
 		{set("r4", "r6", "r7"), "cr", "eerr"}, // r4 lies before r5
 		{func(txn *Txn) error { return txn.Delete([]byte("e9")) }, "cre", "eerr"},
-		{set("e8", "e99"), "cree", "eeerr"}, // e8 lies before a deletion
+		{set("e8", "e99"), "cree", "eeerr"},                                              // e8 lies before a deletion
+		{func(txn *Txn) error { return txn.Set([]byte("e999"), nil) }, "creee", "eeerr"}, // too little
 	} {
 		flushed(t, db, step.f)
 		if top, last := in(db, 0), in(db, last); top != step.top || last != step.last {
