@@ -58,6 +58,7 @@ type committer struct {
 	// open holds the projections of the actions that have not ended, as stored: the
 	// ones that will be asked for again. It is a cache of the store.
 	open    map[dispatch.ActionID]*projection
+	begun   begun
 	witness *witness
 
 	behind *behind // what the store does not have yet
@@ -101,6 +102,7 @@ type stage struct {
 // run is the committer's goroutine. One that comes back from the disk after the deadline
 // finds that somebody else has ended in its place.
 func (j *Journal) run() {
+	j.loadBegun()
 	if j.commits() {
 		j.end()
 	}
@@ -366,7 +368,7 @@ func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err er
 		}
 		return j.merge(st, r, entries, nil, nil, h, len(r.events)), nil
 	}
-	old, err := j.current(txn, st, r.action)
+	old, err := j.before(txn, st, r)
 	if err != nil {
 		return false, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err)
 	}
@@ -437,7 +439,11 @@ func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err er
 	if len(r.events) == 0 {
 		next = nil
 	}
-	return j.merge(st, r, entries, next, records, h, len(r.events)), nil
+	fits = j.merge(st, r, entries, next, records, h, len(r.events))
+	if fits && old == nil {
+		j.c.begun.add(r.action)
+	}
+	return fits, nil
 }
 
 // merge adds what a request wrote to the group, unless it would be too large.
@@ -473,6 +479,20 @@ func (j *Journal) merge(st *stage, r *request, entries []entry, p *projection, r
 		st.taken[string(r.key)] = r.action
 	}
 	return true
+}
+
+// before returns what current does for the action of a request. For one that begins an
+// action the store is asked only where begun does not know that there is nothing.
+func (j *Journal) before(txn *snapshot, st *stage, r *request) (*projection, error) {
+	if len(r.events) == 0 || r.events[0].Type != dispatch.ActionAccepted || !j.c.begun.absent(r.action) {
+		return j.current(txn, st, r.action)
+	}
+	if j.hooks.CheckCache {
+		if p, err := j.current(txn, st, r.action); p != nil || err != nil {
+			panic("journal: an action is on record that is said to be absent")
+		}
+	}
+	return nil, nil //nolint:nilnil // no projection and no error: there is none
 }
 
 // current returns the action's projection as of this point of the group, or nil.
