@@ -61,12 +61,11 @@ func unpacked(version byte, payload []byte) ([]byte, error) {
 // encodeFrame returns the plaintext of a frame; events is the JSON array.
 func encodeFrame(action dispatch.ActionID, boot bootID, count int, events []byte) []byte {
 	payload, version := packed(events)
-	return append(headOfFrame(version, action, boot, count), payload...)
+	return append(appendHead(make([]byte, 0, frameHead+len(payload)), version, action, boot, count), payload...)
 }
 
-// headOfFrame is what precedes the events.
-func headOfFrame(version byte, action dispatch.ActionID, boot bootID, count int) []byte {
-	b := make([]byte, 0, frameHead)
+// appendHead appends what precedes the events.
+func appendHead(b []byte, version byte, action dispatch.ActionID, boot bootID, count int) []byte {
 	b = append(b, version)
 	b = append(b, action[:]...)
 	b = append(b, boot[:]...)
@@ -149,12 +148,11 @@ func (p *projection) parts() (head, rec []byte, err error) {
 	if rec, err = json.Marshal(&p.rec); err != nil {
 		return nil, nil, err
 	}
-	return p.places(), rec, nil
+	return p.places(nil), rec, nil
 }
 
-// places is the first part, which stands alone in a brief projection.
-func (p *projection) places() []byte {
-	b := make([]byte, 0, 1+binary.MaxVarintLen64*(1+len(p.frames)))
+// places appends the first part, which stands alone in a brief projection.
+func (p *projection) places(b []byte) []byte {
 	b = append(b, plainVersion)
 	b = binary.AppendUvarint(b, uint64(len(p.frames)))
 	last := uint64(0)
@@ -210,9 +208,21 @@ type manifest struct {
 func encodeManifest(m *manifest) []byte {
 	e := newEncoder()
 	defer e.done()
+	return slices.Clone(e.wholeManifest(m))
+}
+
+// sealManifest returns the stored form of a manifest.
+func (s *sealer) sealManifest(key []byte, m *manifest) []byte {
+	e := newEncoder()
+	defer e.done()
+	return s.seal(key, nil, e.wholeManifest(m))
+}
+
+// wholeManifest is valid until done.
+func (e *encoder) wholeManifest(m *manifest) []byte {
 	e.out = append(e.out, packedVersion)
 	e.manifest(m)
-	return slices.Clone(e.out)
+	return e.out
 }
 
 func decodeManifest(b []byte) (*manifest, error) {
@@ -259,11 +269,11 @@ const flagLast = 1
 // key, which is authenticated.
 func (s *sealer) sealChunk(id dispatch.ActionID, c dispatch.Chunk) entry {
 	key := keyChunk(id, c.Attempt, c.Index)
-	flags := []byte{0}
+	var flags [1]byte
 	if c.Last {
 		flags[0] = flagLast
 	}
-	return entry{key: key, value: s.seal(key, nil, flags, c.Data)}
+	return entry{key: key, value: s.seal(key, nil, flags[:], c.Data)}
 }
 
 // chunkBytes is the length of the data in a stored chunk of n bytes.
@@ -285,9 +295,9 @@ func (e *entry) bytes() int64 { return int64(len(e.key)+len(e.value)) + 2 + 10 }
 // form in which it will be read back – so that the state projected now and the one
 // rebuilt from the log are equal.
 func copied(in []dispatch.Event) ([]dispatch.Event, error) {
-	out := make([]dispatch.Event, len(in))
-	for i := range in {
-		out[i] = cloneEvent(&in[i])
+	out := slices.Clone(in)
+	for i := range out {
+		own(&out[i])
 		if e := out[i].Ended; e != nil && out[i].Type != dispatch.CallerGone && out[i].Type != dispatch.RetryStopped {
 			if err := validFacts(e.Facts); err != nil {
 				return nil, fmt.Errorf("%w: %s: %w", dispatch.ErrNotWritten, out[i].Type, err)
@@ -382,10 +392,9 @@ func cloneFields(in map[string][]string) map[string][]string {
 	return out
 }
 
-// cloneEvent copies an event deeply. TestCloneEvent fails when a field is added to
+// own makes of a copied event a deep copy. TestCloneEvent fails when a field is added to
 // dispatch.Event that it does not copy.
-func cloneEvent(in *dispatch.Event) dispatch.Event {
-	ev := *in
+func own(ev *dispatch.Event) {
 	ev.At = instant(ev.At)
 	if a := clone(ev.Accepted); a != nil {
 		a.Caller, a.RequestID, a.Method, a.Target, a.Protocol = text(a.Caller), text(a.RequestID), text(a.Method), text(a.Target), text(a.Protocol)
@@ -476,6 +485,5 @@ func cloneEvent(in *dispatch.Event) dispatch.Event {
 		s.ID, s.Name, s.Caller, s.Reason = text(s.ID), text(s.Name), text(s.Caller), text(s.Reason)
 		ev.Session = s
 	}
-	cloneFollowUp(&ev)
-	return ev
+	cloneFollowUp(ev)
 }

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/crypto/chacha20poly1305"
 
 	"waybill/dispatch"
 	"waybill/internal/killpoint"
@@ -63,8 +66,9 @@ type committer struct {
 
 	behind *behind // what the store does not have yet
 	// entries and one are kept between groups: the memory of a group's entries, and of one
-	// request's.
-	entries, one []entry
+	// request's. So are witnessed and named, of what the witness names.
+	entries, one     []entry
+	witnessed, named []witnessRecord
 	// writers are the goroutines that may be in a system call: the committer, the one that
 	// follows with the store, and settle's.
 	writers sync.WaitGroup
@@ -92,9 +96,10 @@ type stage struct {
 	witness []witnessRecord
 	// changed are the projections of this group, and taken its request ids, for the
 	// requests that follow in it.
-	changed map[dispatch.ActionID]*projection
-	taken   map[string]dispatch.ActionID
-	events  int
+	changed  map[dispatch.ActionID]*projection
+	taken    map[string]dispatch.ActionID
+	requests int // at most
+	events   int
 	// checkpoint: a BOOT event marks what its start has walked as walked.
 	checkpoint bool
 }
@@ -222,8 +227,8 @@ func (j *Journal) answer(r *request, err error) {
 func (j *Journal) commit(group []*request) (carry []*request, ours bool) {
 	started := time.Now()
 	c := &j.c
-	st := &stage{head: head{seq: c.head.seq, hash: c.head.hash, group: c.head.group + 1}, entries: c.entries[:0]}
-	defer func() { c.keep(st) }()
+	st := &stage{head: head{seq: c.head.seq, hash: c.head.hash, group: c.head.group + 1}, entries: c.entries[:0], witness: c.witnessed[:0], requests: len(group)}
+	defer c.keep(st)
 	included := make([]*request, 0, len(group))
 	g := Group{}
 	j.space.renew(j)
@@ -312,8 +317,8 @@ func (j *Journal) commit(group []*request) (carry []*request, ours bool) {
 	j.opt.Metrics.GroupCommitted(g)
 	for _, r := range included {
 		if len(r.events) > 0 && !r.boot {
-			j.opt.Metrics.Applied(r.before, &r.rec, r.events)
-			j.watch.publish(&r.rec)
+			j.opt.Metrics.Applied(r.before, r.rec, r.events)
+			j.watch.publish(r.rec)
 		}
 		j.answer(r, nil)
 	}
@@ -333,6 +338,7 @@ func (c *committer) keep(st *stage) {
 	if cap(c.one) > maxKeptEntries {
 		c.one = nil
 	}
+	c.witnessed = st.witness[:0] // not more than maxGroupRecords
 }
 
 // maxKeptEntries bounds that memory.
@@ -353,20 +359,26 @@ func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err er
 				return false, err
 			}
 		}
-		return j.merge(st, r, entries, nil, nil, st.head, 0), nil
+		if fits = st.fits(entries, nil); fits {
+			st.merge(r, entries, nil, nil, st.head)
+		}
+		return fits, nil
 	}
 	if r.boot {
-		h := st.head
-		key := keyEvent(h.seq + 1)
-		value := j.seal.seal(key, h.hash[:], headOfFrame(r.version, dispatch.ActionID{}, j.boot, len(r.events)), r.payload)
-		h.seq, h.hash = h.seq+uint64(len(r.events)), chain(key, value)
-		entries := []entry{{key: key, value: value}}
+		key := keyEvent(st.head.seq + 1)
+		entries := []entry{{key: key, value: r.frame[:len(r.frame)+chacha20poly1305.Overhead]}}
 		if r.also != nil {
 			entries = append(entries, r.also(st.head.seq+1)...)
-		} else {
-			st.checkpoint = true
 		}
-		return j.merge(st, r, entries, nil, nil, h, len(r.events)), nil
+		if !st.fits(entries, nil) {
+			return false, nil
+		}
+		st.checkpoint = st.checkpoint || r.also == nil
+		h := st.head
+		entries[0].value = r.seal(j.seal, key, &h.hash, j.boot)
+		h.seq, h.hash = h.seq+uint64(len(r.events)), chain(key, entries[0].value)
+		st.merge(r, entries, nil, nil, h)
+		return true, nil
 	}
 	old, err := j.before(txn, st, r)
 	if err != nil {
@@ -379,13 +391,14 @@ func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err er
 	}
 	next.rec.ID = r.action
 	h := st.head
-	var records []witnessRecord
+	records := j.c.named[:0]
+	defer func() { j.c.named = records[:0] }()
 	for i := range r.events {
 		ev := &r.events[i]
 		rec, err := dispatch.Apply(next.rec, ev, h.seq+1)
 		if err != nil {
 			if old != nil {
-				r.rec = old.rec
+				r.rec = &old.rec
 			}
 			return false, err
 		}
@@ -402,16 +415,14 @@ func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err er
 	defer func() { j.c.one = entries[:0] }()
 	if len(r.events) > 0 {
 		first := st.head.seq + 1
-		key := keyEvent(first)
-		value := j.seal.seal(key, st.head.hash[:], headOfFrame(r.version, r.action, j.boot, len(r.events)), r.payload)
-		h.hash = chain(key, value)
 		if old != nil {
 			next.frames = append(make([]uint64, 0, len(old.frames)+1), old.frames...)
 		}
 		next.frames = append(next.frames, first)
+		var room [1 + (1+briefFrames)*binary.MaxVarintLen64]byte
 		var places, rec []byte
 		if next.shorten(old, r.text); next.brief {
-			places = next.places()
+			places = next.places(room[:0])
 		} else if places, rec, err = next.parts(); err != nil {
 			return false, fmt.Errorf("%w: projection cannot be encoded", dispatch.ErrNotWritten)
 		}
@@ -419,7 +430,8 @@ func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err er
 			return false, fmt.Errorf("%w: projection of %d bytes", ErrTooLarge, n)
 		}
 		pkey := keyAction(famRecord, r.action)
-		entries = append(entries, entry{key: key, value: value}, entry{key: pkey, value: j.seal.seal(pkey, nil, places, rec)})
+		// The frame is sealed at last, in place: a request that does not fit comes again.
+		entries = append(entries, entry{key: keyEvent(first), value: r.frame[:len(r.frame)+chacha20poly1305.Overhead]}, entry{key: pkey, value: j.seal.seal(pkey, nil, places, rec)})
 		entries = j.indexes(entries, r, old, next)
 	}
 	entries = append(entries, r.chunks...)
@@ -432,37 +444,49 @@ func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err er
 				entries = append(entries, entry{key: keyExpiry(m.Expires, r.action, ev.Attempt)})
 			}
 			mkey := keyManifest(r.action, ev.Attempt)
-			entries = append(entries, entry{key: mkey, value: j.seal.seal(mkey, nil, encodeManifest(m))})
+			entries = append(entries, entry{key: mkey, value: j.seal.sealManifest(mkey, m)})
 		}
 	}
-	r.rec = next.rec
-	if len(r.events) == 0 {
+	if !st.fits(entries, records) {
+		return false, nil
+	}
+	r.rec = &next.rec
+	if len(r.events) > 0 {
+		e := &entries[0]
+		e.value = r.seal(j.seal, e.key, &st.head.hash, j.boot)
+		h.hash = chain(e.key, e.value)
+	} else {
 		next = nil
 	}
-	fits = j.merge(st, r, entries, next, records, h, len(r.events))
-	if fits && old == nil {
+	st.merge(r, entries, next, records, h)
+	if old == nil {
 		j.c.begun.add(r.action)
 	}
-	return fits, nil
+	return true, nil
 }
 
-// merge adds what a request wrote to the group, unless it would be too large.
-func (j *Journal) merge(st *stage, r *request, entries []entry, p *projection, records []witnessRecord, h head, events int) bool {
-	bytes := int64(0)
+// fits reports whether the group has room for what a request writes.
+func (st *stage) fits(entries []entry, records []witnessRecord) bool {
+	return st.bytes+bytesOf(entries)+headBytes < maxTxnBytes && len(st.entries)+len(entries) <= 12000 && len(st.witness)+len(records) <= maxGroupRecords
+}
+
+func bytesOf(entries []entry) (n int64) {
 	for i := range entries {
-		bytes += entries[i].bytes()
+		n += entries[i].bytes()
 	}
-	if st.bytes+bytes+headBytes >= maxTxnBytes || len(st.entries)+len(entries) > 12000 || len(st.witness)+len(records) > maxGroupRecords {
-		return false
-	}
-	st.bytes += bytes
+	return n
+}
+
+// merge adds what a request wrote to the group, which has room for it.
+func (st *stage) merge(r *request, entries []entry, p *projection, records []witnessRecord, h head) {
+	st.bytes += bytesOf(entries)
+	st.events += int(h.seq - st.head.seq)
+	st.head = h
 	st.entries = append(st.entries, entries...)
 	st.witness = append(st.witness, records...)
-	st.head = h
-	st.events += events
 	if p != nil {
 		if st.changed == nil {
-			st.changed = make(map[dispatch.ActionID]*projection)
+			st.changed = make(map[dispatch.ActionID]*projection, st.requests)
 		}
 		st.changed[r.action] = p
 	}
@@ -478,7 +502,6 @@ func (j *Journal) merge(st *stage, r *request, entries []entry, p *projection, r
 		}
 		st.taken[string(r.key)] = r.action
 	}
-	return true
 }
 
 // before returns what current does for the action of a request. For one that begins an

@@ -172,20 +172,20 @@ var (
 	fVersion       = fieldToken("version")
 )
 
-// encodeEvents returns the events as they are stored, the version byte that says how, and
-// the length of their JSON. Its error quotes nothing.
-func encodeEvents(events []dispatch.Event) (payload []byte, version byte, size int, err error) {
+// encode makes the request's frame of its events, but for what only its turn decides. Its
+// error quotes nothing.
+func (r *request) encode() error {
 	e := newEncoder()
 	defer e.done()
-	if e.events(events); !e.rare {
-		return slices.Clone(e.out), packedVersion, e.text, nil
+	if e.events(r.events); !e.rare {
+		r.frame, r.version, r.text = framed(e.out), packedVersion, e.text
+		return nil
 	}
-	text, err := marshalEvents(events)
-	if err != nil {
-		return nil, 0, 0, err
+	text, err := marshalEvents(r.events)
+	if err == nil {
+		r.set(text)
 	}
-	payload, version = packed(text)
-	return payload, version, len(text), nil
+	return err
 }
 
 // marshalEvents returns the JSON of events. Its error quotes nothing.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dgraph-io/badger/v4"
+	"golang.org/x/crypto/chacha20poly1305"
 
 	"waybill/dispatch"
 	"waybill/journal/internal/hooks"
@@ -85,8 +86,8 @@ type request struct {
 
 	action  dispatch.ActionID
 	events  []dispatch.Event
-	payload []byte  // the events, as stored
-	version byte    // of the frame: how payload holds them
+	frame   []byte  // the value that the events are stored in, not sealed yet: see framed
+	version byte    // of the frame: how it holds them
 	text    int     // bytes of their JSON
 	chunks  []entry // sealed
 	parts   []part  // what chunks hold
@@ -105,7 +106,7 @@ type request struct {
 	recovering bool
 
 	before  *dispatch.Record // of the action; nil: it is new
-	rec     dispatch.Record
+	rec     *dispatch.Record // a projection's, which nobody changes any more
 	earlier dispatch.ActionID
 	err     error
 }
@@ -120,11 +121,31 @@ type part struct {
 // set takes the JSON of the request's events.
 func (r *request) set(text []byte) {
 	r.text = len(text)
-	r.payload, r.version = packed(text)
+	payload, version := packed(text)
+	r.frame, r.version = framed(payload), version
 }
 
+// frameRoom is what a frame's value has before the events: what sealing adds, and the
+// frame's head.
+const frameRoom = 1 + hashBytes + nonceBytes + frameHead
+
+// framed puts the events where they will be in their frame's value: it is sealed in place,
+// once there is room for it in a group.
+func framed(events []byte) []byte {
+	return append(make([]byte, frameRoom, frameRoom+len(events)+chacha20poly1305.Overhead), events...)
+}
+
+// seal seals the frame; r.frame is of no use any more.
+func (r *request) seal(s *sealer, key []byte, before *digest, boot bootID) []byte {
+	appendHead(r.frame[:frameRoom-frameHead], r.version, r.action, boot, len(r.events))
+	return s.sealIn(key, before[:], r.frame)
+}
+
+// payload is the length of the events, as stored.
+func (r *request) payload() int64 { return int64(max(0, len(r.frame)-frameRoom)) }
+
 func (r *request) size() int64 {
-	n := int64(len(r.payload))
+	n := r.payload()
 	for i := range r.chunks {
 		n += r.chunks[i].bytes()
 	}
@@ -170,13 +191,13 @@ func (j *Journal) Append(ctx context.Context, b dispatch.Batch) (dispatch.Receip
 		j.refused(err)
 		return dispatch.Receipt{Record: r.result(), Earlier: r.holder()}, err
 	}
-	return dispatch.Receipt{Record: r.rec}, nil
+	return dispatch.Receipt{Record: *r.rec}, nil
 }
 
 // result and holder are what the committer answered, if it answered.
 func (r *request) result() dispatch.Record {
-	if r.state.Load() == stateReleased {
-		return r.rec
+	if r.state.Load() == stateReleased && r.rec != nil {
+		return *r.rec
 	}
 	return dispatch.Record{}
 }
@@ -213,7 +234,7 @@ func (r *request) take() bool { return r.state.CompareAndSwap(stateQueued, state
 func (r *request) release(err error) {
 	r.err = err
 	if err != nil && !errors.Is(err, dispatch.ErrRequestIDTaken) && !errors.Is(err, dispatch.ErrKeyTaken) && !errors.Is(err, dispatch.ErrIllegalTransition) {
-		r.rec = dispatch.Record{}
+		r.rec = nil
 	}
 	if r.state.CompareAndSwap(stateTaken, stateReleased) {
 		close(r.done)
@@ -242,7 +263,7 @@ func (j *Journal) build(ctx context.Context, b dispatch.Batch) (*request, error)
 		if r.events, err = copied(b.Events); err != nil {
 			return nil, err
 		}
-		if r.payload, r.version, r.text, err = encodeEvents(r.events); err != nil {
+		if err = r.encode(); err != nil {
 			return nil, err
 		}
 		// As if nothing were packed: what is read must fit, too.
@@ -271,7 +292,7 @@ func (j *Journal) build(ctx context.Context, b dispatch.Batch) (*request, error)
 		return nil, fmt.Errorf("%w: a request of %d bytes is to be kept", ErrTooLarge, len(b.Request))
 	}
 	total += int64(len(b.Request))
-	if total+int64(len(r.payload)) > maxTxnBytes-(64<<10) {
+	if total+r.payload() > maxTxnBytes-(64<<10) {
 		return nil, fmt.Errorf("%w: %d bytes", ErrTooLarge, total)
 	}
 	held, err := j.budget.acquire(ctx, total)
@@ -281,6 +302,9 @@ func (j *Journal) build(ctx context.Context, b dispatch.Batch) (*request, error)
 	r.held = held
 	if len(b.Request) > 0 {
 		r.kept = j.sealKept(b.Action, b.Request)
+	}
+	if n := len(b.Chunks); n > 0 {
+		r.chunks, r.parts = make([]entry, 0, n), make([]part, 0, n)
 	}
 	for i := range b.Chunks {
 		c := &b.Chunks[i]

@@ -39,8 +39,15 @@ type (
 type sealer struct {
 	id      storeID
 	aead    cipher.AEAD
-	index   sync.Pool // of hash.Hash: HMAC-SHA256 for index keys
+	index   sync.Pool // of *indexMAC
+	data    sync.Pool // of *[]byte: the memory of additional data
 	witness []byte
+}
+
+// indexMAC is an HMAC-SHA256 for index keys, and the memory of what goes into it.
+type indexMAC struct {
+	h  hash.Hash
+	in []byte
 }
 
 func newSealer(key []byte, id storeID) (*sealer, error) {
@@ -64,14 +71,14 @@ func newSealer(key []byte, id storeID) (*sealer, error) {
 		return nil, err
 	}
 	s := &sealer{id: id, aead: aead, witness: witness}
-	s.index.New = func() any { return hmac.New(sha256.New, index) }
+	s.index.New = func() any { return &indexMAC{h: hmac.New(sha256.New, index)} }
+	s.data.New = func() any { b := make([]byte, 0, 128); return &b }
 	return s, nil
 }
 
 // ad appends the additional data of the value under key: key ‖ schema version ‖
 // store id ‖ extra.
-func (s *sealer) ad(key, extra []byte) []byte {
-	b := make([]byte, 0, 96)
+func (s *sealer) ad(b, key, extra []byte) []byte {
 	b = append(b, key...)
 	b = binary.BigEndian.AppendUint16(b, schemaVersion)
 	b = append(b, s.id[:]...)
@@ -87,18 +94,30 @@ func (s *sealer) seal(key, extra []byte, plain ...[]byte) []byte {
 	for _, p := range plain {
 		n += len(p)
 	}
-	head := 1 + len(extra) + nonceBytes
+	head := sealHead(len(extra))
 	out := make([]byte, head, head+n+chacha20poly1305.Overhead)
-	out[0] = valueVersion
-	copy(out[1:], extra)
-	nonce := out[1+len(extra) : head]
-	_, _ = rand.Read(nonce) // never fails since Go 1.24
-	whole := out
 	for _, p := range plain {
-		whole = append(whole, p...)
+		out = append(out, p...)
 	}
+	return s.sealIn(key, extra, out)
+}
+
+// sealHead is what stands before the ciphertext of a value.
+func sealHead(extra int) int { return 1 + extra + nonceBytes }
+
+// sealIn is seal for a plaintext that is where its ciphertext will be: in value, behind
+// sealHead bytes that are not set yet. The plaintext is gone afterwards.
+func (s *sealer) sealIn(key, extra, value []byte) []byte {
+	head := sealHead(len(extra))
+	value[0] = valueVersion
+	copy(value[1:], extra)
+	nonce := value[1+len(extra) : head]
+	_, _ = rand.Read(nonce) // never fails since Go 1.24
+	data := s.data.Get().(*[]byte)
+	defer s.data.Put(data)
+	*data = s.ad((*data)[:0], key, extra)
 	// In place: exactly overlapping is allowed (crypto/cipher.AEAD).
-	return s.aead.Seal(out, nonce, whole[head:], s.ad(key, extra))
+	return s.aead.Seal(value[:head], nonce, value[head:], *data)
 }
 
 // open reverses seal for a value with extraLen bytes of extra. ok is false when the
@@ -109,27 +128,27 @@ func (s *sealer) open(key, value []byte, extraLen int) (plain, extra []byte, ok 
 	}
 	extra = value[1 : 1+extraLen]
 	nonce := value[1+extraLen:][:nonceBytes]
-	plain, err := s.aead.Open(nil, nonce, value[1+extraLen+nonceBytes:], s.ad(key, extra))
+	data := s.data.Get().(*[]byte)
+	defer s.data.Put(data)
+	*data = s.ad((*data)[:0], key, extra)
+	plain, err := s.aead.Open(nil, nonce, value[1+extraLen+nonceBytes:], *data)
 	return plain, extra, err == nil
 }
 
 // mac is the keyed hash of index keys: never a caller's name or token in clear. The
 // parts are length-prefixed, so that no two lists of parts collide.
-func (s *sealer) mac(purpose byte, parts ...string) digest {
-	h := s.index.Get().(hash.Hash)
-	defer s.index.Put(h)
-	h.Reset()
-	var b [9]byte
-	b[0] = purpose
-	binary.BigEndian.PutUint64(b[1:], uint64(len(parts)))
-	h.Write(b[:])
+func (s *sealer) mac(purpose byte, parts ...string) (out digest) {
+	m := s.index.Get().(*indexMAC)
+	in := binary.BigEndian.AppendUint64(append(m.in[:0], purpose), uint64(len(parts)))
 	for _, p := range parts {
-		binary.BigEndian.PutUint64(b[1:], uint64(len(p)))
-		h.Write(b[1:])
-		h.Write([]byte(p))
+		in = append(binary.BigEndian.AppendUint64(in, uint64(len(p))), p...)
 	}
-	var out digest
-	h.Sum(out[:0])
+	m.h.Reset()
+	m.h.Write(in)
+	copy(out[:], m.h.Sum(in[:0]))
+	if m.in = in[:0]; cap(in) <= maxKeptScratch {
+		s.index.Put(m)
+	}
 	return out
 }
 

@@ -68,3 +68,20 @@ func waitQueued(t testing.TB, j *Journal, n int) {
 	}
 	t.Fatal("the queue does not fill")
 }
+
+// encodeEvents returns the events as they are stored, the version byte that says how, and
+// the length of their JSON.
+func encodeEvents(events []dispatch.Event) (payload []byte, version byte, size int, err error) {
+	r := request{events: events}
+	if err := r.encode(); err != nil {
+		return nil, 0, 0, err
+	}
+	return r.frame[frameRoom:], r.version, r.text, nil
+}
+
+// cloneEvent returns a deep copy.
+func cloneEvent(in *dispatch.Event) dispatch.Event {
+	ev := *in
+	own(&ev)
+	return ev
+}
