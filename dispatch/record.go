@@ -265,18 +265,39 @@ func unresolvedFacts(advice outcome.Retry) outcome.Facts {
 func Apply(r Record, ev *Event, seq uint64) (Record, error) {
 	next := r
 	next.Attempts = append([]Attempt(nil), r.Attempts...)
-	if err := apply(&next, ev, seq); err != nil {
+	if err := next.take(ev, seq); err != nil {
 		return r, err
 	}
-	if next.FirstSeq == 0 {
-		next.FirstSeq = seq
-	}
-	if ev.At.After(next.LatestAt) {
-		next.LatestAt = ev.At
-	}
-	next.LastSeq = seq
-	next.Events++
 	return next, nil
+}
+
+// ApplyAll is Apply of several events, of which the first has the sequence number first:
+// all of them, or none.
+func ApplyAll(r Record, events []Event, first uint64) (Record, error) {
+	next := r
+	next.Attempts = append([]Attempt(nil), r.Attempts...) // the records in between are nobody's
+	for i := range events {
+		if err := next.take(&events[i], first+uint64(i)); err != nil {
+			return r, err
+		}
+	}
+	return next, nil
+}
+
+// take changes a record whose attempts nobody else has. After an error it is of no use.
+func (r *Record) take(ev *Event, seq uint64) error {
+	if err := apply(r, ev, seq); err != nil {
+		return err
+	}
+	if r.FirstSeq == 0 {
+		r.FirstSeq = seq
+	}
+	if ev.At.After(r.LatestAt) {
+		r.LatestAt = ev.At
+	}
+	r.LastSeq = seq
+	r.Events++
+	return nil
 }
 
 func illegal(ev *Event, why string) error {

@@ -3,7 +3,9 @@ package dispatch
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -175,6 +177,41 @@ func TestRebuildEqualsLive(t *testing.T) {
 		b, _ := json.Marshal(rebuilt)
 		if string(a) != string(b) {
 			t.Fatalf("live    %s\nrebuilt %s", a, b)
+		}
+	})
+}
+
+// TestApplyAll: several events at once come to what they come to one by one, or to
+// nothing, and the record before them stays as it was.
+func TestApplyAll(t *testing.T) {
+	contract.Covers(t, "M1")
+	rapid.Check(t, func(t *rapid.T) {
+		var events []Event
+		drive(t, func(_, _ Record, ev *Event, err error) {
+			if err == nil || rapid.IntRange(0, 9).Draw(t, "illegal") == 0 {
+				events = append(events, *ev)
+			}
+		})
+		var one, all Record
+		for seq := uint64(1); len(events) > 0; {
+			n := rapid.IntRange(1, len(events)).Draw(t, "batch")
+			batch, want, wantErr := events[:n], one, error(nil)
+			for i := range batch {
+				if want, wantErr = Apply(want, &batch[i], seq+uint64(i)); wantErr != nil {
+					want = one
+					break
+				}
+			}
+			before := all
+			before.Attempts = slices.Clone(all.Attempts)
+			got, err := ApplyAll(all, batch, seq)
+			if !reflect.DeepEqual(got, want) || fmt.Sprint(err) != fmt.Sprint(wantErr) {
+				t.Fatalf("at once %+v, %v\none by one %+v, %v", got, err, want, wantErr)
+			}
+			if !reflect.DeepEqual(all, before) {
+				t.Fatalf("the record before was changed: %+v, it was %+v", all, before)
+			}
+			one, all, events, seq = want, got, events[n:], seq+uint64(n)
 		}
 	})
 }

@@ -393,18 +393,15 @@ func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err er
 	h := st.head
 	records := j.c.named[:0]
 	defer func() { j.c.named = records[:0] }()
-	for i := range r.events {
-		ev := &r.events[i]
-		rec, err := dispatch.Apply(next.rec, ev, h.seq+1)
-		if err != nil {
-			if old != nil {
-				r.rec = &old.rec
-			}
-			return false, err
+	if next.rec, err = dispatch.ApplyAll(next.rec, r.events, h.seq+1); err != nil {
+		if old != nil {
+			r.rec = &old.rec
 		}
+		return false, err
+	}
+	for i := range r.events {
 		h.seq++
-		next.rec = rec
-		if witnessed(ev.Type) {
+		if ev := &r.events[i]; witnessed(ev.Type) {
 			records = append(records, witnessRecord{kind: kindEvent, typ: ev.Type, attempt: uint32(max(ev.Attempt, 0)), seq: h.seq, action: r.action})
 		}
 	}
