@@ -3,6 +3,8 @@ package journal
 import (
 	"errors"
 	"fmt"
+	"hash/maphash"
+	"math/bits"
 	"sync"
 	"time"
 
@@ -30,10 +32,12 @@ const (
 // Who has it reads it; only the committer adds to it, under the lock of behind.
 type pending struct {
 	entries []entry
-	at      map[string]int // where in entries a key is
-	dropped int            // entries without a key: they came to nothing
-	bytes   int64          // what a transaction of them has
-	group   uint64         // the last one
+	// slots say where a key is: at the place of its hash or the next ones, up to a zero,
+	// stands one more than its place in entries. At most half of them are used.
+	slots   []uint32
+	dropped int    // entries without a key: they came to nothing
+	bytes   int64  // what a transaction of them has
+	group   uint64 // the last one
 
 	once sync.Once
 	done chan struct{}
@@ -42,7 +46,37 @@ type pending struct {
 
 // newPending makes room for as many keys as there were last time.
 func newPending(keys int) *pending {
-	return &pending{at: make(map[string]int, keys), entries: make([]entry, 0, keys), bytes: int64(endBytes), done: make(chan struct{})}
+	return &pending{slots: newSlots(keys), entries: make([]entry, 0, keys), bytes: int64(endBytes), done: make(chan struct{})}
+}
+
+// newSlots returns slots for n keys at least; their number is a power of two.
+func newSlots(n int) []uint32 { return make([]uint32, 1<<bits.Len(uint(2*n+63))) }
+
+var keySeed = maphash.MakeSeed()
+
+// slot returns where a key is, or where it would be.
+func (p *pending) slot(key []byte) *uint32 {
+	mask := uint64(len(p.slots) - 1)
+	for i := maphash.Bytes(keySeed, key); ; i++ {
+		s := &p.slots[i&mask]
+		if *s == 0 || string(p.entries[*s-1].key) == string(key) {
+			return s
+		}
+	}
+}
+
+// insert appends an entry whose key is not there.
+func (p *pending) insert(e *entry) {
+	if p.entries = append(p.entries, *e); 2*len(p.entries) <= len(p.slots) {
+		*p.slot(e.key) = uint32(len(p.entries))
+		return
+	}
+	p.slots = newSlots(len(p.entries))
+	for i := range p.entries {
+		if key := p.entries[i].key; key != nil {
+			*p.slot(key) = uint32(i + 1)
+		}
+	}
 }
 
 func (p *pending) empty() bool { return p.group == 0 }
@@ -60,26 +94,23 @@ func (p *pending) find(key []byte) *entry {
 	if p == nil {
 		return nil
 	}
-	if i, ok := p.at[string(key)]; ok {
-		return &p.entries[i]
+	if s := *p.slot(key); s != 0 {
+		return &p.entries[s-1]
 	}
 	return nil
 }
 
 // put adds an entry, in the place of an earlier one for its key.
 func (p *pending) put(e *entry) {
-	i, again := p.at[string(e.key)]
-	if !again {
-		p.at[string(e.key)] = len(p.entries)
-		p.entries = append(p.entries, *e)
+	old := p.find(e.key)
+	if old == nil {
+		p.insert(e)
 		p.bytes += e.bytes()
 		return
 	}
-	old := &p.entries[i]
 	p.bytes -= old.bytes()
 	if e.remove && old.fresh {
-		delete(p.at, string(e.key))
-		*old = entry{}
+		*old = entry{} // found by nobody any more, but stepped over
 		p.dropped++
 		return
 	}

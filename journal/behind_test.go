@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -350,6 +351,47 @@ func TestPendingIsTheSumOfItsGroups(t *testing.T) {
 		apply(p)
 		if !maps.Equal(store, want) {
 			t.Fatalf("the store has %v, want %v", store, want)
+		}
+	})
+}
+
+// Every key is found, however many there are, and none that came to nothing.
+func TestPendingFindsItsKeys(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		p, want := newPending(rapid.IntRange(0, 40).Draw(t, "room")), map[string]*entry{}
+		nothing, size := 0, int64(endBytes)
+		keys := rapid.IntRange(1, 300).Draw(t, "keys")
+		for i := range rapid.IntRange(1, 900).Draw(t, "entries") {
+			key := fmt.Sprint("key ", i*i*31%keys)
+			e := &entry{key: []byte(key), value: []byte(fmt.Sprint(i))}
+			old := want[key]
+			switch e.fresh = old == nil; i % 5 {
+			case 2, 4:
+				e.remove, e.fresh, e.value = true, false, nil
+			}
+			p.put(e)
+			if old != nil && old.fresh && e.remove {
+				delete(want, key)
+				nothing++
+				continue
+			}
+			c := *e
+			c.fresh = old == nil && e.fresh || old != nil && old.fresh
+			want[key] = &c
+		}
+		for i := range keys {
+			key := fmt.Sprint("key ", i)
+			got := p.find([]byte(key))
+			if e := want[key]; !reflect.DeepEqual(got, e) {
+				t.Fatalf("%s: %+v, want %+v", key, got, e)
+			}
+			if got != nil {
+				size += got.bytes()
+			}
+		}
+		if p.count() != int64(len(want)) || p.dropped != nothing || p.bytes != size || 2*len(p.entries) > len(p.slots) {
+			t.Fatalf("%d of %d entries in %d slots, %d came to nothing, %d bytes; want %d, %d, %d", p.count(), len(p.entries), len(p.slots), p.dropped, p.bytes, len(want), nothing, size)
 		}
 	})
 }
