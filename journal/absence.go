@@ -15,7 +15,9 @@ import (
 type absence struct {
 	// ready: everything that was on record at the start is in it.
 	ready atomic.Bool
-	bits  [absenceWords]atomic.Uint64
+	// used: something is in it.
+	used atomic.Bool
+	bits [absenceWords]atomic.Uint64
 }
 
 const absenceWords = 1 << 14 // 128 KiB, a million bits
@@ -31,10 +33,16 @@ func places(mac *digest) [4]uint32 {
 
 // add is called before the entry can be in the store.
 func (a *absence) add(mac *digest) {
+	if !a.used.Load() { // once, so that readers share the line
+		a.used.Store(true)
+	}
 	for _, p := range places(mac) {
 		a.bits[p/64].Or(1 << (p % 64))
 	}
 }
+
+// empty reports that nothing is under any hash.
+func (a *absence) empty() bool { return a.ready.Load() && !a.used.Load() }
 
 // certain reports that nothing is under this hash.
 func (a *absence) certain(mac *digest) bool {

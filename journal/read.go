@@ -140,6 +140,9 @@ func (j *Journal) ByRequestID(_ context.Context, caller, requestID string) (id d
 // Guarding implements dispatch.Journal: the action that ended last of those that
 // guard against a repeat (CONTRACT O3). Actions still running are not in the index.
 func (j *Journal) Guarding(_ context.Context, caller, fingerprint string) (dispatch.Record, error) {
+	if j.noneLatest() {
+		return dispatch.Record{}, dispatch.ErrActionNotFound
+	}
 	return j.latest(famGuard, j.seal.mac(macGuard, caller, fingerprint), func(r *dispatch.Record) bool {
 		return r.Caller == caller && r.Bound != nil && r.Bound.Fingerprint == fingerprint && r.GuardsRepeats()
 	})
@@ -148,10 +151,17 @@ func (j *Journal) Guarding(_ context.Context, caller, fingerprint string) (dispa
 // Redirecting implements dispatch.Journal: the action whose answer sent the caller
 // there last (CONTRACT R3).
 func (j *Journal) Redirecting(_ context.Context, caller, key string) (dispatch.Record, error) {
+	if j.noneLatest() {
+		return dispatch.Record{}, dispatch.ErrActionNotFound
+	}
 	return j.latest(famRedirect, j.seal.mac(macGoto, caller, key), func(r *dispatch.Record) bool {
 		return r.Caller == caller && key != "" && r.RedirectKey() == key
 	})
 }
+
+// noneLatest is latest's answer for everybody, known without a keyed hash, as long as no
+// action was of this kind.
+func (j *Journal) noneLatest() bool { return !j.db.IsClosed() && j.absence.empty() }
 
 // latest returns the first action downwards from the end of an index for which match
 // holds. Index entries are hints: the projection is read, and decides.
