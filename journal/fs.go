@@ -204,6 +204,16 @@ func freeBytes(dir string) (int64, error) {
 	return int64(st.Bavail) * st.Bsize, nil
 }
 
+// freeBytes is the same of the folder, without the way there: less than half of what it
+// costs. Nobody may close the folder meanwhile.
+func (f *folder) freeBytes() (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.lock.Fd()), &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Bavail) * st.Bsize, nil
+}
+
 // removeEmptyStoreFiles removes zero-length *.mem and *.vlog: a kill between create
 // and resize leaves them, they never hold data, and Badger fails to open with them
 // (its issue 2207).

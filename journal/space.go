@@ -86,11 +86,19 @@ func (j *Journal) freeBytes() (int64, error) {
 	return freeBytes(j.opt.Dir)
 }
 
+// freeBytesNow is the committer's, before whose end nobody closes the folder.
+func (j *Journal) freeBytesNow() (int64, error) {
+	if f := j.hooks.FreeBytes; f != nil {
+		return f(), nil
+	}
+	return j.folder.freeBytes()
+}
+
 // check reports whether new work may begin; the answer is at most spaceValid old.
 func (g *spaceGate) check(j *Journal) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.measure(j)
+	g.measure(j, j.freeBytes)
 	return g.gate
 }
 
@@ -98,7 +106,7 @@ func (g *spaceGate) check(j *Journal) error {
 func (g *spaceGate) write(j *Journal) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.measure(j)
+	g.measure(j, j.freeBytes)
 	return g.room
 }
 
@@ -108,19 +116,19 @@ func (g *spaceGate) renew(j *Journal) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.checked = time.Time{}
-	g.measure(j)
+	g.measure(j, j.freeBytesNow)
 }
 
 // measure looks at the file system, and gives the ballast up when it has to. g.mu is
 // held.
-func (g *spaceGate) measure(j *Journal) {
+func (g *spaceGate) measure(j *Journal, free func() (int64, error)) {
 	if time.Since(g.checked) < spaceValid && !g.checked.IsZero() {
 		return
 	}
 	g.checked = time.Now()
 	g.gate, g.room = nil, nil
 	var err error
-	if g.free, err = j.freeBytes(); err != nil {
+	if g.free, err = free(); err != nil {
 		g.gate = fmt.Errorf("%w: %w", ErrNoSpace, err)
 		g.room = g.gate
 		return
@@ -130,7 +138,7 @@ func (g *spaceGate) measure(j *Journal) {
 	}
 	hard := j.hardFloor()
 	if g.free < hard && !j.opt.ReadOnly && g.drop(j) {
-		if again, err := j.freeBytes(); err == nil {
+		if again, err := free(); err == nil {
 			g.free = again
 		}
 	}
