@@ -212,6 +212,10 @@ func (r *request) holder() dispatch.ActionID {
 // wait returns the committer's answer, or gives the request up when ctx ends. The
 // caller may dispatch only on a nil return: it has then won or lost against nobody.
 func (r *request) wait(ctx context.Context) error {
+	if ctx.Done() == nil {
+		<-r.done // as a select would, at half the price
+		return r.err
+	}
 	select {
 	case <-r.done:
 		return r.err
