@@ -69,6 +69,7 @@ type committer struct {
 	// request's. So are witnessed and named, of what the witness names.
 	entries, one     []entry
 	witnessed, named []witnessRecord
+	keys             []byte // where key puts the next one
 	// writers are the goroutines that may be in a system call: the committer, the one that
 	// follows with the store, and settle's.
 	writers sync.WaitGroup
@@ -341,6 +342,20 @@ func (c *committer) keep(st *stage) {
 	c.witnessed = st.witness[:0] // not more than maxGroupRecords
 }
 
+// key returns a key in memory of its own, together with others: they are of no use any
+// more at about the same time, when the store has them.
+func (c *committer) key(key []byte) []byte {
+	if cap(c.keys)-len(c.keys) < len(key) {
+		c.keys = make([]byte, 0, keysBytes)
+	}
+	n := len(c.keys)
+	c.keys = append(c.keys, key...)
+	return c.keys[n:len(c.keys):len(c.keys)]
+}
+
+// keysBytes is for the keys of some twenty requests.
+const keysBytes = 4 << 10
+
 // maxKeptEntries bounds that memory.
 const maxKeptEntries = 4096
 
@@ -426,9 +441,9 @@ func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err er
 		if n := len(places) + len(rec); n > maxStoredValue-sealOverhead {
 			return false, fmt.Errorf("%w: projection of %d bytes", ErrTooLarge, n)
 		}
-		pkey := keyAction(famRecord, r.action)
+		pkey := j.c.key(keyAction(famRecord, r.action))
 		// The frame is sealed at last, in place: a request that does not fit comes again.
-		entries = append(entries, entry{key: keyEvent(first), value: r.frame[:len(r.frame)+chacha20poly1305.Overhead]}, entry{key: pkey, value: j.seal.seal(pkey, nil, places, rec)})
+		entries = append(entries, entry{key: j.c.key(keyEvent(first)), value: r.frame[:len(r.frame)+chacha20poly1305.Overhead]}, entry{key: pkey, value: j.seal.seal(pkey, nil, places, rec)})
 		entries = j.indexes(entries, r, old, next)
 	}
 	entries = append(entries, r.chunks...)
@@ -438,9 +453,9 @@ func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err er
 			m := &manifest{Bytes: ev.Result.Bytes, Chunks: ev.Result.Chunks, Digest: ev.Result.Digest}
 			if !ev.Result.ExpiresAt.IsZero() {
 				m.Expires = max(ev.Result.ExpiresAt.UnixMilli(), 1)
-				entries = append(entries, entry{key: keyExpiry(m.Expires, r.action, ev.Attempt)})
+				entries = append(entries, entry{key: j.c.key(keyExpiry(m.Expires, r.action, ev.Attempt))})
 			}
-			mkey := keyManifest(r.action, ev.Attempt)
+			mkey := j.c.key(keyManifest(r.action, ev.Attempt))
 			entries = append(entries, entry{key: mkey, value: j.seal.sealManifest(mkey, m)})
 		}
 	}
@@ -697,9 +712,9 @@ func (st *stage) chunkSize(key []byte) (int64, bool) {
 func (j *Journal) indexes(entries []entry, r *request, old, next *projection) []entry {
 	rec := &next.rec
 	if old == nil {
-		entries = append(entries, entry{key: keyTime(rec.FirstSeq, r.action)})
+		entries = append(entries, entry{key: j.c.key(keyTime(rec.FirstSeq, r.action))})
 		if rec.Caller != "" {
-			entries = append(entries, entry{key: keyCaller(r.caller, rec.FirstSeq, r.action)})
+			entries = append(entries, entry{key: j.c.key(keyCaller(r.caller, rec.FirstSeq, r.action))})
 		}
 	}
 	if r.request != nil {
@@ -709,28 +724,28 @@ func (j *Journal) indexes(entries []entry, r *request, old, next *projection) []
 	wasOpen := old != nil && !old.rec.Ended
 	switch {
 	case !rec.Ended && !wasOpen:
-		entries = append(entries, entry{key: keyAction(famOpen, r.action), fresh: true})
+		entries = append(entries, entry{key: j.c.key(keyAction(famOpen, r.action)), fresh: true})
 	case rec.Ended && wasOpen:
-		entries = append(entries, entry{key: keyAction(famOpen, r.action), remove: true})
+		entries = append(entries, entry{key: j.c.key(keyAction(famOpen, r.action)), remove: true})
 	}
 	wasDoubtful, doubtful := old != nil && old.rec.Doubtful(), rec.Doubtful()
 	switch {
 	case doubtful && !wasDoubtful:
-		entries = append(entries, entry{key: keyAction(famDoubt, r.action), fresh: true})
+		entries = append(entries, entry{key: j.c.key(keyAction(famDoubt, r.action)), fresh: true})
 	case !doubtful && wasDoubtful:
-		entries = append(entries, entry{key: keyAction(famDoubt, r.action), remove: true})
+		entries = append(entries, entry{key: j.c.key(keyAction(famDoubt, r.action)), remove: true})
 	}
 	if rec.GuardsRepeats() && (old == nil || !old.rec.GuardsRepeats()) {
 		// By the sequence of its ending, so that the latest ending is found first. Never
 		// removed: a stale entry is harmless, the projection is read again.
 		mac := j.seal.mac(macGuard, rec.Caller, rec.Bound.Fingerprint)
 		j.absence.add(&mac)
-		entries = append(entries, entry{key: keyLatest(famGuard, mac, rec.LastSeq, r.action)})
+		entries = append(entries, entry{key: j.c.key(keyLatest(famGuard, mac, rec.LastSeq, r.action))})
 	}
 	if to := rec.RedirectKey(); to != "" && (old == nil || old.rec.RedirectKey() != to) {
 		mac := j.seal.mac(macGoto, rec.Caller, to)
 		j.absence.add(&mac)
-		entries = append(entries, entry{key: keyLatest(famRedirect, mac, rec.LastSeq, r.action)})
+		entries = append(entries, entry{key: j.c.key(keyLatest(famRedirect, mac, rec.LastSeq, r.action))})
 	}
 	return entries
 }

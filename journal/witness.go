@@ -81,19 +81,19 @@ func witnessed(t dispatch.EventType) bool {
 
 // macer computes the records' MACs. One goroutine at a time.
 type macer struct {
-	h   hash.Hash
-	sum [macBytes]byte
+	h     hash.Hash
+	place [16]byte
+	sum   [macBytes]byte
 }
 
 func newMacer(key []byte) *macer { return &macer{h: hmac.New(sha256.New, key)} }
 
 // mac binds b to its place: segment number and offset in the file.
 func (m *macer) mac(segment uint64, offset int64, b []byte) []byte {
-	var place [16]byte
-	binary.BigEndian.PutUint64(place[:], segment)
-	binary.BigEndian.PutUint64(place[8:], uint64(offset))
+	binary.BigEndian.PutUint64(m.place[:], segment)
+	binary.BigEndian.PutUint64(m.place[8:], uint64(offset))
 	m.h.Reset()
-	m.h.Write(place[:])
+	m.h.Write(m.place[:])
 	m.h.Write(b)
 	return m.h.Sum(m.sum[:0])
 }
