@@ -296,8 +296,9 @@ func (e *entry) bytes() int64 { return int64(len(e.key)+len(e.value)) + 2 + 10 }
 // rebuilt from the log are equal.
 func copied(in []dispatch.Event) ([]dispatch.Event, error) {
 	out := slices.Clone(in)
+	m := roomFor(in)
 	for i := range out {
-		own(&out[i])
+		own(&out[i], &m)
 		if e := out[i].Ended; e != nil && out[i].Type != dispatch.CallerGone && out[i].Type != dispatch.RetryStopped {
 			if err := validFacts(e.Facts); err != nil {
 				return nil, fmt.Errorf("%w: %s: %w", dispatch.ErrNotWritten, out[i].Type, err)
@@ -350,8 +351,67 @@ func clone[T any](p *T) *T {
 	return &c
 }
 
-func clonePeer(p *outcome.Peer) *outcome.Peer {
-	c := clone(p)
+// room is memory in one piece for the copies of what the events of an ordinary append
+// have: most of it ends up in the action's record, and goes with that. What finds no room,
+// and the zero value has none, gets memory of its own.
+type room struct {
+	accepted   spare[dispatch.Accepted]
+	bound      spare[dispatch.Bound]
+	credential spare[dispatch.Credential]
+	dispatch   spare[dispatch.Dispatch]
+	peer       spare[outcome.Peer]
+	sent       spare[dispatch.Sent]
+	response   spare[dispatch.Response]
+	expected   spare[int64]
+	ended      spare[dispatch.Ended]
+	result     spare[dispatch.Result]
+}
+
+// spare are values that nobody has yet.
+type spare[T any] []T
+
+// clone copies p to the next of them.
+func (s *spare[T]) clone(p *T) *T {
+	if p == nil || len(*s) == 0 {
+		return clone(p)
+	}
+	c := &(*s)[0]
+	*s = (*s)[1:]
+	*c = *p
+	return c
+}
+
+// roomFor returns the room for an append that begins an action and crosses the boundary, or
+// for one that has its result.
+func roomFor(events []dispatch.Event) (m room) {
+	if len(events) < 2 {
+		return m
+	}
+	switch last := &events[len(events)-1]; {
+	case events[0].Accepted != nil && last.Dispatch != nil:
+		all := new(struct {
+			accepted   [1]dispatch.Accepted
+			bound      [1]dispatch.Bound
+			credential [1]dispatch.Credential
+			dispatch   [1]dispatch.Dispatch
+			peer       [1]outcome.Peer
+		})
+		m.accepted, m.bound, m.credential, m.dispatch, m.peer = all.accepted[:], all.bound[:], all.credential[:], all.dispatch[:], all.peer[:]
+	case last.Result != nil:
+		all := new(struct {
+			response [2]dispatch.Response
+			expected [2]int64
+			ended    [1]dispatch.Ended
+			result   [1]dispatch.Result
+			sent     [1]dispatch.Sent
+		})
+		m.response, m.expected, m.ended, m.result, m.sent = all.response[:], all.expected[:], all.ended[:], all.result[:], all.sent[:]
+	}
+	return m
+}
+
+func clonePeer(p *outcome.Peer, m *room) *outcome.Peer {
+	c := m.peer.clone(p)
 	if c != nil {
 		for _, s := range []*string{&c.Address, &c.ServerName, &c.Protocol, &c.TLSVersion, &c.LeafDigest, &c.ChainDigest, &c.HostKey} {
 			*s = text(*s)
@@ -394,13 +454,13 @@ func cloneFields(in map[string][]string) map[string][]string {
 
 // own makes of a copied event a deep copy. TestCloneEvent fails when a field is added to
 // dispatch.Event that it does not copy.
-func own(ev *dispatch.Event) {
+func own(ev *dispatch.Event, m *room) {
 	ev.At = instant(ev.At)
-	if a := clone(ev.Accepted); a != nil {
+	if a := m.accepted.clone(ev.Accepted); a != nil {
 		a.Caller, a.RequestID, a.Method, a.Target, a.Protocol = text(a.Caller), text(a.RequestID), text(a.Method), text(a.Target), text(a.Protocol)
 		ev.Accepted = a
 	}
-	if b := clone(ev.Bound); b != nil {
+	if b := m.bound.clone(ev.Bound); b != nil {
 		b.Route, b.Snapshot, b.Fingerprint = text(b.Route), text(b.Snapshot), text(b.Fingerprint)
 		b.Conditional = text(b.Conditional)
 		if k := clone(b.Key); k != nil {
@@ -415,12 +475,12 @@ func own(ev *dispatch.Event) {
 		}
 		ev.Bound = b
 	}
-	if c := clone(ev.Credential); c != nil {
+	if c := m.credential.clone(ev.Credential); c != nil {
 		c.ID, c.Version, c.Mode = text(c.ID), text(c.Version), text(c.Mode)
 		ev.Credential = c
 	}
-	if e := clone(ev.Ended); e != nil {
-		e.Peer = clonePeer(e.Peer)
+	if e := m.ended.clone(ev.Ended); e != nil {
+		e.Peer = clonePeer(e.Peer, m)
 		e.Stage, e.Source = outcome.Stage(text(string(e.Stage))), outcome.Source(text(string(e.Source)))
 		e.Reason, e.Field, e.Route, e.EarlierAction = text(e.Reason), text(e.Field), text(e.Route), text(e.EarlierAction)
 		e.Proof, e.StatusLine = text(e.Proof), text(e.StatusLine)
@@ -439,9 +499,9 @@ func own(ev *dispatch.Event) {
 		d.By, d.Via, d.Reason = text(d.By), text(d.Via), text(d.Reason)
 		ev.Decision = d
 	}
-	if d := clone(ev.Dispatch); d != nil {
+	if d := m.dispatch.clone(ev.Dispatch); d != nil {
 		d.Approved = text(d.Approved)
-		d.Peer = clonePeer(d.Peer)
+		d.Peer = clonePeer(d.Peer, m)
 		d.Connection, d.Stage = text(d.Connection), outcome.Stage(text(string(d.Stage)))
 		if !d.Until.IsZero() {
 			d.Until = instant(d.Until)
@@ -452,14 +512,14 @@ func own(ev *dispatch.Event) {
 		}
 		ev.Dispatch = d
 	}
-	ev.Sent = clone(ev.Sent)
-	if r := clone(ev.Response); r != nil {
-		r.ExpectedBytes = clone(r.ExpectedBytes)
+	ev.Sent = m.sent.clone(ev.Sent)
+	if r := m.response.clone(ev.Response); r != nil {
+		r.ExpectedBytes = m.expected.clone(r.ExpectedBytes)
 		r.Exec = cloneExec(r.Exec)
 		r.Framing, r.Digest, r.Hop, r.ProxyStatus = text(r.Framing), text(r.Digest), text(r.Hop), text(r.ProxyStatus)
 		ev.Response = r
 	}
-	if r := clone(ev.Result); r != nil {
+	if r := m.result.clone(ev.Result); r != nil {
 		r.Header, r.Trailer = cloneFields(r.Header), cloneFields(r.Trailer)
 		r.Exec = cloneExec(r.Exec)
 		r.Digest, r.RedirectTo, r.RedirectFrom = text(r.Digest), text(r.RedirectTo), text(r.RedirectFrom)

@@ -82,6 +82,6 @@ func encodeEvents(events []dispatch.Event) (payload []byte, version byte, size i
 // cloneEvent returns a deep copy.
 func cloneEvent(in *dispatch.Event) dispatch.Event {
 	ev := *in
-	own(&ev)
+	own(&ev, &room{})
 	return ev
 }
