@@ -65,12 +65,8 @@ func (p *pending) slot(key []byte) *uint32 {
 	}
 }
 
-// insert appends an entry whose key is not there.
-func (p *pending) insert(e *entry) {
-	if p.entries = append(p.entries, *e); 2*len(p.entries) <= len(p.slots) {
-		*p.slot(e.key) = uint32(len(p.entries))
-		return
-	}
+// grow makes room for as many keys again.
+func (p *pending) grow() {
 	p.slots = newSlots(len(p.entries))
 	for i := range p.entries {
 		if key := p.entries[i].key; key != nil {
@@ -102,12 +98,16 @@ func (p *pending) find(key []byte) *entry {
 
 // put adds an entry, in the place of an earlier one for its key.
 func (p *pending) put(e *entry) {
-	old := p.find(e.key)
-	if old == nil {
-		p.insert(e)
+	s := p.slot(e.key)
+	if *s == 0 {
+		p.entries = append(p.entries, *e)
 		p.bytes += e.bytes()
+		if *s = uint32(len(p.entries)); 2*len(p.entries) > len(p.slots) {
+			p.grow()
+		}
 		return
 	}
+	old := &p.entries[*s-1]
 	p.bytes -= old.bytes()
 	if e.remove && old.fresh {
 		*old = entry{} // found by nobody any more, but stepped over
