@@ -120,6 +120,7 @@ func BenchmarkRelaxed(b *testing.B) {
 	opt.Hooks.CheckCache = false
 	j, _ := openWith(b, opt)
 	b.ReportAllocs()
+	defer func() { b.ReportMetric(float64(j.Stats().Groups)/float64(j.Stats().Appends), "groups/append") }()
 	for b.Loop() {
 		batch := toDispatch(newID(), "ci", "", "sha256:f")
 		batch.Events[0].Accepted.Relaxed, batch.Relaxed = true, true

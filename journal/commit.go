@@ -130,7 +130,9 @@ func (j *Journal) commits() bool {
 		if len(group) == 0 {
 			select {
 			case r := <-j.queue:
-				group = append(group, r)
+				if group = append(group, r); r.relaxed {
+					j.unhurried()
+				}
 			case <-j.closing:
 				select {
 				case r := <-j.queue:
@@ -178,6 +180,22 @@ func (j *Journal) commits() bool {
 			j.drain()
 			return true
 		}
+	}
+}
+
+// relaxedWait is how long relaxed requests wait for others to share their sync with: nobody
+// waits for them (F1).
+const relaxedWait = time.Millisecond
+
+// unhurried returns after that time, or when somebody comes who does wait.
+func (j *Journal) unhurried() {
+	t := time.NewTimer(relaxedWait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-j.hurry:
+	case <-j.closing:
+	case <-j.poisoned:
 	}
 }
 

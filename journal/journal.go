@@ -36,7 +36,8 @@ type Journal struct {
 	unnamed uint64 // position.unnamed
 
 	queue  chan *request
-	budget *budget // bytes of sealed chunks that wait in the queue
+	hurry  chan struct{} // somebody in the queue waits
+	budget *budget       // bytes of sealed chunks that wait in the queue
 
 	// closing ends the committer when the queue is empty; stopped is set when a
 	// commit became indeterminate.
@@ -342,6 +343,9 @@ func (j *Journal) enqueue(ctx context.Context, r *request) error {
 	if j.closed {
 		return ErrClosed
 	}
+	if !r.relaxed {
+		defer j.hurried()
+	}
 	select {
 	case j.queue <- r:
 		return nil
@@ -354,6 +358,14 @@ func (j *Journal) enqueue(ctx context.Context, r *request) error {
 		return ErrStopped
 	case <-ctx.Done():
 		return fmt.Errorf("%w: the caller left before it was queued: %w", dispatch.ErrNotWritten, context.Cause(ctx))
+	}
+}
+
+// hurried tells the committer that somebody waits.
+func (j *Journal) hurried() {
+	select {
+	case j.hurry <- struct{}{}:
+	default: // it was told, and looks at the whole queue
 	}
 }
 
@@ -571,13 +583,8 @@ func (s *relaxedStates) apply(j *Journal, r *request) (rec dispatch.Record, earl
 		}
 	}
 	seq := max(j.stats.seq.Load(), rec.LastSeq)
-	for i := range r.events {
-		seq++
-		next, err := dispatch.Apply(rec, &r.events[i], seq)
-		if err != nil {
-			return rec, earlier, err
-		}
-		rec = next
+	if rec, err = dispatch.ApplyAll(rec, r.events, seq+1); err != nil {
+		return rec, earlier, err
 	}
 	rec.ID = r.action
 	if st == nil {

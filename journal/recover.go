@@ -58,6 +58,7 @@ func Open(opt Options) (*Journal, *Recovery, error) {
 		opt: opt, hooks: opt.Hooks, log: opt.Logger,
 		recovery: &Recovery{},
 		queue:    make(chan *request, queueLength),
+		hurry:    make(chan struct{}, 1),
 		budget:   newBudget(),
 		closing:  make(chan struct{}),
 		poisoned: make(chan struct{}),
@@ -734,6 +735,7 @@ func (j *Journal) loadUnresolved() error {
 func (j *Journal) submit(requests ...*request) error {
 	for _, r := range requests {
 		j.queue <- r
+		j.hurried()
 	}
 	var first error
 	for _, r := range requests {
