@@ -46,7 +46,7 @@ torture: deps ## the storage faults in their long forms: full disk, failing sync
 	WAYBILL_TEST_LONG=1 $(GO) test -count=1 -p=3 -timeout=19m -run='$(TORTURE)' ./journal ./journal/audit ./internal/e2e
 
 # The fault families, and the tests that show that their harnesses can find a loss.
-TORTURE := PowerCut|KillAt|KillControl|SyncErrors|SyncFails|BitFlips|TableFlips|AnyBit|Tamper|Torn|Rollback|Retention|ClockJump|TwoProcesses|OneWriter|Filesystem|Backup|Acknowledge|DiskFull|Quarantine|Gaps|AuditLog|FailingLog|OneFileFails|BeforeCut|SegmentFails
+TORTURE := PowerCut|KillAt|KillWhile|KillControl|SyncErrors|SyncFails|BitFlips|TableFlips|AnyBit|Tamper|Torn|Rollback|Retention|ClockJump|TwoProcesses|OneWriter|Filesystem|Backup|Acknowledge|DiskFull|Quarantine|Gaps|AuditLog|FailingLog|OneFileFails|BeforeCut|SegmentFails
 
 .PHONY: controls
 controls: ## switch each protection of docs/controls.txt off in a test build: its tests must go red
