@@ -464,7 +464,7 @@ func TestServeEnvironmentAndReload(t *testing.T) {
 	}
 	first := snapshot()
 	put(t, b.dir, "waybill.yaml", append(slices.Clone(good), "tyop: 1\n"...))
-	time.Sleep(3 * settle) // nothing may happen: there is no event to wait for
+	time.Sleep(4 * settle) // nothing may happen: there is no event to wait for
 	if r := get("/two"); r.stdout != "hello200" || snapshot() != first {
 		t.Errorf("after a bad reload: %+v", r)
 	}

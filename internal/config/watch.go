@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -18,16 +19,11 @@ type Sources struct {
 	content digest
 }
 
-// Changed reports whether the files hold something else now. One that cannot be read
-// counts by its error.
-func (s *Sources) Changed() bool {
-	return len(s.files) > 0 && digestFiles(s.files[0], s.files[1:]) != s.content
-}
-
 // WatchOptions tune Watch. The zero value is good.
 type WatchOptions struct {
-	// Settle is how long a file must be quiet before it is read: editors and kubelets
-	// write in steps. Default 100ms.
+	// Settle is how long content must stay as it is before it is loaded: editors, kubelets
+	// and copies over a network write in steps, and the beginning of a file may be a good one
+	// that allows more. Default 100ms.
 	Settle time.Duration
 	// Poll is how often the content is compared although nothing was reported: network
 	// file systems report nothing. Default 1m; negative: never.
@@ -35,8 +31,9 @@ type WatchOptions struct {
 }
 
 // Watch calls reload whenever the files of the last load hold something else than what it
-// read, until ctx ends; then it returns nil. latest returns the sources of that load,
-// whether it was good or not, and also changes made before Watch began are found. It watches
+// read, and still do after opt.Settle, until ctx ends; then it returns nil. latest returns the
+// sources of that load, whether it was good or not, and also changes made before Watch began
+// are found. It watches
 // the folders of the files and of what they link to, since editors replace files and
 // Kubernetes replaces a link above them. Where the system cannot watch files it relies on
 // polling; it returns an error only if that is switched off too.
@@ -63,51 +60,72 @@ func Watch(ctx context.Context, opt WatchOptions, latest func() Sources, reload 
 		poll = t.C
 	}
 	folders := folders{watched: map[string]bool{}, names: map[string]bool{}}
-	check := func() {
-		if s := latest(); s.Changed() {
-			reload()
-		}
-	}
-	look := func() {
-		check()
-		if fsw != nil && folders.watch(fsw, latest().files) {
-			check() // what happened before the new watch was in place
-		}
-	}
-	look()
-
 	settle := time.NewTimer(time.Hour)
 	settle.Stop()
 	defer settle.Stop()
 	var last time.Time // of the pending look; zero: none
-	soon := func() {
+	soon := func(limit time.Duration) {
 		// Each event puts the look off, but not for ever: other files of the folder may come
 		// and go all the time.
-		if last.IsZero() {
-			last = time.Now().Add(10 * opt.Settle)
+		if at := time.Now().Add(limit); last.IsZero() || at.Before(last) {
+			last = at
 		}
 		settle.Reset(max(0, min(opt.Settle, time.Until(last))))
 	}
+	var seen *digest // the content that the look before found to be another; nil: it was not
+	look := func() {
+		last = time.Time{}
+		s := latest()
+		var now digest
+		if len(s.files) > 0 {
+			now = digestFiles(s.files[0], s.files[1:])
+		}
+		switch {
+		case len(s.files) == 0 || now == s.content:
+			seen = nil
+		case seen != nil && now == *seen:
+			seen = nil
+			reload()
+		default:
+			seen = &now
+		}
+		// What happened before a new watch was in place is looked for, too.
+		if added := fsw != nil && folders.watch(fsw, latest().files); added || seen != nil {
+			soon(opt.Settle)
+		}
+	}
+	look()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case ev := <-events:
+		case ev, ok := <-events:
+			if !ok {
+				events = nil // what is left is polling
+				continue
+			}
 			// Writing to another file of the folder, a log above all, changes none of ours.
 			if ev.Op != fsnotify.Write || folders.names[filepath.Base(ev.Name)] {
-				soon()
+				soon(10 * opt.Settle)
 			}
-		case err := <-lost:
-			_ = err // whatever was lost, a queue that overflowed for one: look for ourselves
-			soon()
+		case _, ok := <-lost:
+			if !ok {
+				lost = nil
+				continue
+			}
+			soon(10 * opt.Settle) // whatever was lost, a queue that overflowed for one: look for ourselves
 		case <-settle.C:
-			last = time.Time{}
 			look()
 		case <-poll:
-			look()
+			if last.IsZero() {
+				look()
+			}
 		}
 	}
 }
+
+// maxFolders bounds what links lead to.
+const maxFolders = 64
 
 // folders are what is watched.
 type folders struct {
@@ -123,7 +141,21 @@ func (f *folders) watch(fsw *fsnotify.Watcher, files []string) (added bool) {
 	want := map[string]bool{}
 	clear(f.names)
 	for _, name := range files {
-		want[filepath.Dir(name)], f.names[filepath.Base(name)] = true, true
+		// Each link of a chain, also where it leads to nothing for the moment.
+		for link := name; ; {
+			want[filepath.Dir(link)], f.names[filepath.Base(link)] = true, true
+			to, err := os.Readlink(link)
+			if err != nil || len(want) > maxFolders {
+				break
+			}
+			if !filepath.IsAbs(to) {
+				to = filepath.Join(filepath.Dir(link), to)
+			}
+			if f.names[filepath.Base(to)] && want[filepath.Dir(to)] {
+				break // in a circle
+			}
+			link = to
+		}
 		if real, err := filepath.EvalSymlinks(name); err == nil {
 			want[filepath.Dir(real)], f.names[filepath.Base(real)] = true, true
 		}

@@ -164,12 +164,82 @@ func TestWatchBesideALog(t *testing.T) {
 		if err := os.WriteFile(path, []byte(step.text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		for {
-			r := w.next(t) // half of a file may be read first
-			if r.err == nil && onlyRoute(t, r.config) == step.route {
-				break
-			}
+		if r := w.next(t); r.err != nil || onlyRoute(t, r.config) != step.route {
+			t.Fatalf("%+v", r)
 		}
+	}
+}
+
+// The beginning of a file may be a good file, that allows more than the whole: of one that is
+// written in place nothing is loaded before it rests, however long that takes, and however
+// often it is looked at.
+func TestWatchSlowWriter(t *testing.T) {
+	contract.Covers(t, "V1")
+	for name, poll := range map[string]time.Duration{"events": -1, "polling": 10 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "waybill.yaml")
+			write(t, path, goodA)
+			w := watch(t, path, WatchOptions{Poll: poll, Settle: 250 * time.Millisecond})
+			defer w.stop()
+			f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = f.Close() }()
+			add := func(text string) {
+				t.Helper()
+				if _, err := f.WriteString(text); err != nil {
+					t.Fatal(err)
+				}
+			}
+			add(goodB)
+			for end := time.Now().Add(2800 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+				add("# more\n")
+				if len(w.results) > 0 {
+					t.Fatal("a file was loaded while it was written")
+				}
+			}
+			add("# the end\n")
+			if r := w.next(t); r.err != nil || onlyRoute(t, r.config) != "b" {
+				t.Fatalf("%+v", r)
+			}
+		})
+	}
+}
+
+// A link whose target is away for a while, and one that leads to another link.
+func TestWatchBrokenLink(t *testing.T) {
+	a, b, c := t.TempDir(), t.TempDir(), t.TempDir()
+	real := filepath.Join(c, "real.yaml")
+	write(t, real, goodA)
+	path, middle := filepath.Join(a, "waybill.yaml"), filepath.Join(b, "middle")
+	for from, to := range map[string]string{path: middle, middle: real} {
+		if err := os.Symlink(to, from); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := watch(t, path, WatchOptions{Poll: -1})
+	defer w.stop()
+	if err := os.Remove(real); err != nil {
+		t.Fatal(err)
+	}
+	if r := w.next(t); r.err == nil {
+		t.Fatal("a missing target was loaded")
+	}
+	write(t, real, goodB)
+	if r := w.next(t); r.err != nil || onlyRoute(t, r.config) != "b" {
+		t.Fatalf("%+v", r)
+	}
+	other := filepath.Join(c, "other.yaml")
+	write(t, other, goodA)
+	if err := os.Symlink(other, middle+".tmp"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(middle+".tmp", middle); err != nil {
+		t.Fatal(err)
+	}
+	if r := w.next(t); r.err != nil || onlyRoute(t, r.config) != "a" {
+		t.Fatalf("%+v", r)
 	}
 }
 
