@@ -103,6 +103,8 @@ type DB struct {
 	flushCond *sync.Cond
 	// Waybill: flushErr is why the last try to write a memtable out failed; nil when it did not. Under lock.
 	flushErr error
+	// Waybill: flushing is how many wait in Flush.
+	flushing atomic.Int32
 
 	// Initialized via openMemTables.
 	nextMemFid int
@@ -1122,6 +1124,12 @@ func (db *DB) Flush() error {
 	if db.blockWrites.Load() == 1 {
 		return ErrBlockedWrites
 	}
+	db.flushing.Add(1)
+	defer db.flushing.Add(-1)
+	l0 := db.lc.levels[0]
+	l0.Lock()
+	l0.signalL0Drained() // who waits for room there looks again
+	l0.Unlock()
 	// Among the commits: the memtable belongs to whoever writes them.
 	req := requestPool.Get().(*request)
 	req.reset()

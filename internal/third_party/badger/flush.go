@@ -4,6 +4,7 @@ package badger
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"math"
 	"slices"
@@ -22,8 +23,6 @@ import (
 // after the other and a compaction makes no keys. Deletions are never put there: they have to
 // pass all levels to be of use. Everything else goes to level 0 as ever.
 func (db *DB) flushApart(mt *memTable) (err error) {
-	present := db.lc.present()
-	defer func() { err = errors.Join(err, decrRefs(present.all)) }()
 	opts := buildTableOptions(db)
 	rest := table.NewTableBuilder(opts)
 	defer rest.Close()
@@ -55,7 +54,7 @@ func (db *DB) flushApart(mt *memTable) (err error) {
 
 	it := mt.sl.NewUniIterator(false)
 	defer it.Close()
-	ranges := db.rangesApart(it, present)
+	ranges := db.rangesApart(it)
 	for it.Rewind(); it.Valid(); it.Next() {
 		key, vs := it.Key(), it.Value()
 		if !db.keptApart(ranges, y.ParseKey(key), vs) {
@@ -175,8 +174,15 @@ const (
 )
 
 // rangesApart returns for each family from where on it goes to the last level.
-func (db *DB) rangesApart(it y.Iterator, present tablesPresent) (out []rangeApart) {
+func (db *DB) rangesApart(it y.Iterator) (out []rangeApart) {
 	once := db.opt.WrittenOnce
+	present := db.lc.present()
+	defer func() {
+		for _, t := range present.all {
+			// One that a compaction has replaced meanwhile goes now; at the next start at the latest.
+			_ = t.DecrRef()
+		}
+	}()
 	for it.Rewind(); it.Valid(); it.Next() {
 		key, vs := y.ParseKey(it.Key()), it.Value()
 		if !onceOnly(vs) || !once(key, key) {
@@ -241,4 +247,71 @@ func beforeIn(t *table.Table, key []byte, once func(a, b []byte) bool) bool {
 	it.Seek(y.KeyWithTs(key, math.MaxUint64))
 	// There is at least the last one, unless it cannot be read.
 	return it.Valid() && !once(y.ParseKey(it.Key()), key)
+}
+
+// What a store deletes of the families that are written once has to reach the last level to
+// give its space back, and what usually carries it there, the rest, may be a hundredth of
+// what is in the last level. So that does not count in the targets of the levels above, and
+// tables that hold deletions of such a family go down whatever else their level has.
+
+// withoutApart lowers the targets of all levels but the last. The base level stays as it
+// was: with the last level as base each compaction of level 0 would read all of it.
+func (s *levelsController) withoutApart(t *targets) {
+	if s.kv.opt.WrittenOnce == nil {
+		return
+	}
+	last := s.lastLevel()
+	last.RLock()
+	rest := last.totalSize - last.onceSize
+	last.RUnlock()
+	for i := len(s.levels) - 2; i > 0; i-- {
+		rest /= int64(s.kv.opt.LevelSizeMultiplier)
+		t.targetSz[i] = min(t.targetSz[i], max(rest, s.kv.opt.BaseLevelSize))
+	}
+}
+
+// countOnce is addSize's and subtractSize's, under their lock.
+func (s *levelHandler) countOnce(t *table.Table, n int) {
+	if s.isOnce(t) {
+		s.onceSize += int64(n) * t.Size()
+		if t.StaleDataSize() > 0 {
+			s.onceStale += n
+		}
+	}
+}
+
+// isOnce reports whether a table below level 0 holds one family that is written once.
+func (s *levelHandler) isOnce(t *table.Table) bool {
+	once := s.db.opt.WrittenOnce
+	return once != nil && s.level > 0 && once(y.ParseKey(t.Smallest()), y.ParseKey(t.Biggest()))
+}
+
+// isOnceStale reports whether it holds deletions, too: those that a compaction kept count as
+// stale.
+func (s *levelHandler) isOnceStale(t *table.Table) bool { return s.isOnce(t) && t.StaleDataSize() > 0 }
+
+func (s *levelHandler) hasOnceStale() bool {
+	s.RLock()
+	defer s.RUnlock()
+	return s.onceStale > 0
+}
+
+// deletes is 0 for a table of which deletions are a fiftieth or more, else 1.
+func deletes(t *table.Table) int {
+	if 50*int64(t.StaleDataSize()) >= t.Size() {
+		return 0
+	}
+	return 1
+}
+
+// staleFirst puts the tables that hold deletions to a good part before all others. By age
+// alone one that new deletions are merged into again and again never has its turn: it is
+// always among the youngest.
+func (s *levelsController) staleFirst(tables []*table.Table) {
+	if s.kv.opt.WrittenOnce == nil {
+		return
+	}
+	slices.SortStableFunc(tables, func(a, b *table.Table) int {
+		return cmp.Compare(deletes(a), deletes(b))
+	})
 }

@@ -24,6 +24,9 @@ type levelHandler struct {
 	tables         []*table.Table
 	totalSize      int64
 	totalStaleSize int64
+	// Waybill: what of totalSize is in tables of families that are written once, and how many of these hold deletions.
+	onceSize  int64
+	onceStale int
 
 	// l0stall is a condition variable used to signal the (single) flush goroutine
 	// waiting in addLevel0Table that the L0 table count has dropped below the stall
@@ -64,6 +67,7 @@ func (s *levelHandler) initTables(tables []*table.Table) {
 	s.tables = tables
 	s.totalSize = 0
 	s.totalStaleSize = 0
+	s.onceSize, s.onceStale = 0, 0
 	for _, t := range tables {
 		s.addSize(t)
 	}
@@ -243,12 +247,14 @@ func (s *levelHandler) tryAddLevel0Table(t *table.Table) bool {
 func (s *levelHandler) addSize(t *table.Table) {
 	s.totalSize += t.Size()
 	s.totalStaleSize += int64(t.StaleDataSize())
+	s.countOnce(t, 1)
 }
 
 // This should be called while holding the lock on the level.
 func (s *levelHandler) subtractSize(t *table.Table) {
 	s.totalSize -= t.Size()
 	s.totalStaleSize -= int64(t.StaleDataSize())
+	s.countOnce(t, -1)
 }
 func (s *levelHandler) numTables() int {
 	s.RLock()

@@ -14,6 +14,7 @@ import (
 	"math"
 	"math/rand"
 	"os"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -439,6 +440,8 @@ func (s *levelsController) levelTargets() targets {
 		}
 	}
 
+	s.withoutApart(&t) // Waybill
+
 	tsz := s.kv.opt.BaseTableSize
 	for i := 0; i < len(s.levels); i++ {
 		if i == 0 {
@@ -467,7 +470,13 @@ func (s *levelsController) levelTargets() targets {
 func (s *levelsController) runCompactor(id int, lc *z.Closer) {
 	defer lc.Done()
 
-	randomDelay := time.NewTimer(time.Duration(rand.Int31n(1000)) * time.Millisecond)
+	delay := time.Duration(rand.Int31n(1000)) * time.Millisecond
+	// Waybill: programs that run for less than that would leave more and more behind.
+	atOnce := id == 0 && s.levels[0].numTables() >= s.kv.opt.NumLevelZeroTables
+	if atOnce {
+		delay = 0
+	}
+	randomDelay := time.NewTimer(delay)
 	select {
 	case <-randomDelay.C:
 	case <-lc.HasBeenClosed():
@@ -539,6 +548,9 @@ func (s *levelsController) runCompactor(id int, lc *z.Closer) {
 		run(p)
 
 	}
+	if atOnce {
+		runOnce()
+	}
 	count := 0
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
@@ -566,6 +578,7 @@ type compactionPriority struct {
 	adjusted     float64
 	dropPrefixes [][]byte
 	t            targets
+	onceStale    bool // Waybill: only tables as onceStale tells them
 }
 
 func (s *levelsController) lastLevel() *levelHandler {
@@ -605,6 +618,10 @@ func (s *levelsController) pickCompactLevels(priosBuffer []compactionPriority) (
 		l := s.levels[i]
 		sz := l.getTotalSize() - delSize
 		addPriority(i, float64(sz)/float64(t.targetSz[i]))
+		// Waybill: deletions of what is in the last level go there at once, whatever the level holds.
+		if p := &prios[i]; p.score < 1 && i < len(s.levels)-1 && l.hasOnceStale() {
+			p.score, p.adjusted, p.onceStale = 1, 1, true
+		}
 	}
 	y.AssertTrue(len(prios) == len(s.levels))
 
@@ -1446,6 +1463,10 @@ func (s *levelsController) fillTables(cd *compactDef) bool {
 	// We pick tables, so we compact older tables first. This is similar to
 	// kOldestLargestSeqFirst in RocksDB.
 	s.sortByHeuristic(tables, cd)
+	s.staleFirst(tables) // Waybill
+	if cd.p.onceStale {  // Waybill
+		tables = slices.DeleteFunc(tables, func(t *table.Table) bool { return !cd.thisLevel.isOnceStale(t) })
+	}
 
 	for _, t := range tables {
 		cd.thisSize = t.Size()
@@ -1695,7 +1716,7 @@ func (s *levelsController) placeLevel0Table(t *table.Table) error {
 		// the flush goroutine complete so flushChan can drain and close. We watch
 		// both IsClosed() (normal Close) and the flush goroutine's own closer
 		// (also covers the Open-error cleanup path, where IsClosed may be unset).
-		if s.kv.IsClosed() || s.kv.flushStopped() {
+		if s.kv.IsClosed() || s.kv.flushStopped() || s.kv.flushing.Load() > 0 { // Waybill: nor does DB.Flush wait for compactions
 			break
 		}
 		stalled = true

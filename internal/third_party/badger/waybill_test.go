@@ -387,6 +387,69 @@ func TestFlushApartRandom(t *testing.T) {
 	}
 }
 
+// What is deleted of families that are written once gives its space back, however little else
+// there is to carry the deletions down.
+func TestFlushApartGivesBack(t *testing.T) {
+	opt := DefaultOptions(t.TempDir()).WithMemTableSize(1 << 20).WithValueThreshold(32 << 10).WithCompression(options.None).WithLoggingLevel(ERROR).
+		WithNumCompactors(2).WithNumLevelZeroTables(2).WithNumLevelZeroTablesStall(6).WithBaseLevelSize(512 << 10)
+	apart(&opt)
+	opt.BaseTableSize, opt.TableSizeMultiplier = 128<<10, 1
+	opt.NoLog = true
+	db, err := Open(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	const live, size, all = 400, 8 << 10, 4000
+	value := bytes.Repeat([]byte{1}, size)
+	key := func(family byte, n int) []byte { return fmt.Appendf(nil, "%c-%08d", family, n) }
+	for n := 1; n <= all; n += 4 {
+		if err := db.Update(func(txn *Txn) error {
+			for i := n; i < n+4; i++ {
+				if err := errors.Join(txn.Set(key('r', i), value), txn.Set(key('t', i), nil)); err != nil {
+					return err
+				}
+				if i > live {
+					if err := errors.Join(txn.Delete(key('r', i-live)), txn.Delete(key('t', i-live))); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if n%40 == 1 {
+			time.Sleep(5 * time.Millisecond) // a compactor begins 20 times a second
+		}
+	}
+	if err := db.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	total := func() (n int64) {
+		for _, l := range db.lc.levels {
+			n += l.getTotalSize()
+		}
+		return n
+	}
+	for end := time.Now().Add(20 * time.Second); total() > 3*live*size; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d KiB of tables for %d KiB of values", total()>>10, live*size>>10)
+		}
+	}
+	ordered(t, db)
+	if err := db.View(func(txn *Txn) error {
+		for n := 1; n <= all; n++ {
+			if _, err := txn.Get(key('r', n)); (err == nil) != (n > all-live) {
+				return fmt.Errorf("%s: %v", key('r', n), err)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
 // buried are keys that were deleted for good.
 var buried = map[string]bool{}
 
