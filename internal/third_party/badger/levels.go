@@ -1465,7 +1465,9 @@ func (s *levelsController) fillTables(cd *compactDef) bool {
 	s.sortByHeuristic(tables, cd)
 	s.staleFirst(tables) // Waybill
 	if cd.p.onceStale {  // Waybill
-		tables = slices.DeleteFunc(tables, func(t *table.Table) bool { return !cd.thisLevel.isOnceStale(t) })
+		// Not while somebody reads as of before: in the last level a deletion that may not be dropped yet would stay.
+		seen := s.kv.orc.discardAtOrBelow()
+		tables = slices.DeleteFunc(tables, func(t *table.Table) bool { return !cd.thisLevel.isOnceStale(t) || t.MaxVersion() > seen })
 	}
 
 	for _, t := range tables {
