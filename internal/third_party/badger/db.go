@@ -105,6 +105,8 @@ type DB struct {
 	flushErr error
 	// Waybill: flushing is how many wait in Flush.
 	flushing atomic.Int32
+	// Waybill: opened is closed when compactions may discard what was deleted and replaced.
+	opened chan struct{}
 
 	// Initialized via openMemTables.
 	nextMemFid int
@@ -257,6 +259,7 @@ func Open(opt Options) (*DB, error) {
 	}()
 
 	db := &DB{
+		opened:           make(chan struct{}),
 		imm:              make([]*memTable, 0, opt.NumMemtables),
 		flushChan:        make(chan *memTable, opt.NumMemtables),
 		writeCh:          make(chan *request, kvWriteChCapacity),
@@ -394,7 +397,12 @@ func Open(opt Options) (*DB, error) {
 	// In normal mode, we must update readMark so older versions of keys can be removed during
 	// compaction when run in offline mode via the flatten tool.
 	db.orc.readMark.Done(db.orc.nextTxnTs)
+	// Waybill: it is marked by a goroutine.
+	if err = db.orc.readMark.WaitForMark(context.Background(), db.orc.nextTxnTs); err != nil {
+		return db, err
+	}
 	db.orc.incrementNextTs()
+	close(db.opened)
 
 	go db.threshold.listenForValueThresholdUpdate()
 

@@ -315,3 +315,18 @@ func (s *levelsController) staleFirst(tables []*table.Table) {
 		return cmp.Compare(deletes(a), deletes(b))
 	})
 }
+
+// pays reports whether what a table deletes of the next level is worth writing that again: an
+// eighth of it; and, in the last level, nothing that somebody still reads. There it would stay,
+// with what it deletes, until something else is merged into it.
+func (s *levelsController) pays(t *table.Table, next *levelHandler) bool {
+	if next.isLastLevel() && t.MaxVersion() > s.kv.orc.discardAtOrBelow() {
+		return false
+	}
+	keys := uint64(0)
+	left, right := next.overlappingTables(levelHandlerRLocked{}, getKeyRange(t))
+	for _, below := range next.tables[left:right] {
+		keys += uint64(below.KeyCount())
+	}
+	return 8*uint64(t.StaleDataSize())/uint64(len(t.Smallest())+8) >= keys
+}

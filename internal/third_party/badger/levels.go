@@ -473,12 +473,14 @@ func (s *levelsController) runCompactor(id int, lc *z.Closer) {
 	delay := time.Duration(rand.Int31n(1000)) * time.Millisecond
 	// Waybill: programs that run for less than that would leave more and more behind.
 	atOnce := id == 0 && s.levels[0].numTables() >= s.kv.opt.NumLevelZeroTables
+	var opened chan struct{}
 	if atOnce {
-		delay = 0
+		opened = s.kv.opened // before that nothing would be discarded
 	}
 	randomDelay := time.NewTimer(delay)
 	select {
 	case <-randomDelay.C:
+	case <-opened:
 	case <-lc.HasBeenClosed():
 		randomDelay.Stop()
 		return
@@ -1465,9 +1467,7 @@ func (s *levelsController) fillTables(cd *compactDef) bool {
 	s.sortByHeuristic(tables, cd)
 	s.staleFirst(tables) // Waybill
 	if cd.p.onceStale {  // Waybill
-		// Not while somebody reads as of before: in the last level a deletion that may not be dropped yet would stay.
-		seen := s.kv.orc.discardAtOrBelow()
-		tables = slices.DeleteFunc(tables, func(t *table.Table) bool { return !cd.thisLevel.isOnceStale(t) || t.MaxVersion() > seen })
+		tables = slices.DeleteFunc(tables, func(t *table.Table) bool { return !cd.thisLevel.isOnceStale(t) || !s.pays(t, cd.nextLevel) })
 	}
 
 	for _, t := range tables {
@@ -1718,7 +1718,8 @@ func (s *levelsController) placeLevel0Table(t *table.Table) error {
 		// the flush goroutine complete so flushChan can drain and close. We watch
 		// both IsClosed() (normal Close) and the flush goroutine's own closer
 		// (also covers the Open-error cleanup path, where IsClosed may be unset).
-		if s.kv.IsClosed() || s.kv.flushStopped() || s.kv.flushing.Load() > 0 { // Waybill: nor does DB.Flush wait for compactions
+		if s.kv.IsClosed() || s.kv.flushStopped() || s.kv.flushing.Load() > 0 && l0.numTablesLocked() < 4*s.kv.opt.NumLevelZeroTablesStall {
+			// Waybill: DB.Flush does not wait for compactions, unless there is far too much.
 			break
 		}
 		stalled = true

@@ -387,24 +387,100 @@ func TestFlushApartRandom(t *testing.T) {
 	}
 }
 
-// What is deleted of families that are written once gives its space back, however little else
-// there is to carry the deletions down.
-func TestFlushApartGivesBack(t *testing.T) {
+// smallApart are the options of a store that is full of levels soon.
+func smallApart(t *testing.T) Options {
+	t.Helper()
 	opt := DefaultOptions(t.TempDir()).WithMemTableSize(1 << 20).WithValueThreshold(32 << 10).WithCompression(options.None).WithLoggingLevel(ERROR).
 		WithNumCompactors(2).WithNumLevelZeroTables(2).WithNumLevelZeroTablesStall(6).WithBaseLevelSize(512 << 10)
 	apart(&opt)
 	opt.BaseTableSize, opt.TableSizeMultiplier = 128<<10, 1
 	opt.NoLog = true
+	return opt
+}
+
+func openSmall(t *testing.T, opt Options) *DB {
+	t.Helper()
 	db, err := Open(opt)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = db.Close() }()
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+func key(family byte, n int) []byte { return fmt.Appendf(nil, "%c-%08d", family, n) }
+
+// Many lives that are shorter than a compactor's first wait: what they replace and delete
+// is discarded all the same.
+func TestShortLivesDiscard(t *testing.T) {
+	opt := smallApart(t)
+	value := bytes.Repeat([]byte{1}, 8<<10)
+	for life := 1; life <= 30; life++ {
+		db := openSmall(t, opt)
+		if err := db.Update(func(txn *Txn) error {
+			err := errors.Join(txn.Set([]byte("mhead"), value), txn.Set(key('e', life), value), txn.Set(key('t', life), value))
+			if life > 1 {
+				err = errors.Join(err, txn.Delete(key('e', life-1)), txn.Delete(key('t', life-1)))
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(db.Flush(), db.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	db := openSmall(t, opt)
+	total := int64(0)
+	for _, l := range db.lc.levels {
+		total += l.getTotalSize()
+	}
+	if total > 200<<10 { // three values are there, and what the last lives left
+		t.Errorf("%d KiB of tables", total>>10)
+	}
+}
+
+// A few deletions, scattered over a large family, do not write it again each time.
+func TestScatteredDeletions(t *testing.T) {
+	db := openSmall(t, smallApart(t))
+	value := bytes.Repeat([]byte{1}, 8<<10)
+	next := 0
+	more := func(n int, f func(txn *Txn) error) {
+		t.Helper()
+		for range n {
+			if err := db.Update(func(txn *Txn) error { next++; return txn.Set(key('r', next), value) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := db.Update(f); err != nil {
+			t.Fatal(err)
+		}
+		if err := db.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	more(2000, func(*Txn) error { return nil })
+	before := db.lc.nextFileID.Load()
+	for round := range 10 {
+		more(40, func(txn *Txn) error {
+			return errors.Join(txn.Delete(key('r', 1+round)), txn.Delete(key('r', 1990-round)), txn.Set(key('t', round), nil))
+		})
+		time.Sleep(150 * time.Millisecond)
+	}
+	// 3 MiB in tables of 128 KiB, each round two in level 0, and their compactions; the family has 130.
+	if made := db.lc.nextFileID.Load() - before; made > 150 {
+		t.Errorf("%d tables were made", made)
+	}
+}
+
+// What is deleted of families that are written once gives its space back, however little else
+// there is to carry the deletions down.
+func TestFlushApartGivesBack(t *testing.T) {
+	db := openSmall(t, smallApart(t))
 	const live, size, all = 400, 8 << 10, 4000
 	early := db.NewTransaction(false) // what is deleted meanwhile may not be dropped
 	defer early.Discard()
 	value := bytes.Repeat([]byte{1}, size)
-	key := func(family byte, n int) []byte { return fmt.Appendf(nil, "%c-%08d", family, n) }
 	for n := 1; n <= all; n += 4 {
 		if err := db.Update(func(txn *Txn) error {
 			for i := n; i < n+4; i++ {
