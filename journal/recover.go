@@ -735,8 +735,8 @@ func (j *Journal) loadUnresolved() error {
 func (j *Journal) submit(requests ...*request) error {
 	for _, r := range requests {
 		j.queue <- r
-		j.hurried()
 	}
+	j.hurried()
 	var first error
 	for _, r := range requests {
 		<-r.done
