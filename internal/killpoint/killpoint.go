@@ -1,8 +1,9 @@
 // Package killpoint lets a crash test end the process at a named place.
 //
 // The environment variable WAYBILL_KILLPOINT arms one point for the life of the
-// process: "name" kills at the first pass, "name:n" at the n-th; "stop@name" stops it
-// there instead (SIGSTOP), until somebody sends SIGCONT. The process that is killed
+// process: "name" kills at the first pass, "name:n" at the n-th, "first>name" at the
+// first one after a pass of the point first; "stop@name" stops it there instead
+// (SIGSTOP), until somebody sends SIGCONT. The process that is killed
 // gets SIGKILL, as from outside: no deferred call, no flush, no signal handler
 // runs (CONTRACT T2). Unset, every call is one atomic load.
 //
@@ -25,16 +26,25 @@ type point struct {
 	name string
 	left atomic.Int64
 	stop bool
+	// first is what must be passed before; "": nothing.
+	first string
+	begun atomic.Bool
 }
 
 var armed atomic.Pointer[point]
 
 func init() { armed.Store(parse(os.Getenv(Variable))) }
 
-// parse reads "name" or "name:n"; anything else arms nothing.
+// parse reads what the variable holds; what is none of its forms arms nothing.
 func parse(s string) *point {
 	s, halt := strings.CutPrefix(s, "stop@")
-	name, count, hasCount := strings.Cut(s, ":")
+	first, rest, ordered := strings.Cut(s, ">")
+	if !ordered {
+		first, rest = "", s
+	} else if first == "" {
+		return nil
+	}
+	name, count, hasCount := strings.Cut(rest, ":")
 	n := int64(1)
 	if hasCount {
 		var err error
@@ -45,7 +55,7 @@ func parse(s string) *point {
 	if name == "" || n < 1 {
 		return nil
 	}
-	p := &point{name: name, stop: halt}
+	p := &point{name: name, stop: halt, first: first}
 	p.left.Store(n)
 	return p
 }
@@ -62,7 +72,13 @@ var stop = func() { _ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP) }
 // At kills the process when the point name is armed and its count is reached.
 func At(name string) {
 	p := armed.Load()
-	if p == nil || p.name != name {
+	if p == nil {
+		return
+	}
+	if p.first != "" && p.first == name {
+		p.begun.Store(true)
+	}
+	if p.name != name || p.first != "" && !p.begun.Load() {
 		return
 	}
 	if p.left.Add(-1) != 0 {
@@ -73,12 +89,4 @@ func At(name string) {
 		return
 	}
 	kill()
-}
-
-// Armed reports whether the point name is armed, so that code which does two
-// things side by side can do them one after the other and make the point between
-// them a certain one.
-func Armed(name string) bool {
-	p := armed.Load()
-	return p != nil && p.name == name
 }

@@ -3,7 +3,7 @@ package killpoint
 import "testing"
 
 func TestParse(t *testing.T) {
-	for in, want := range map[string]int64{"a": 1, "a:3": 3, "": 0, "a:0": 0, "a:x": 0, ":2": 0, "a:-1": 0} {
+	for in, want := range map[string]int64{"a": 1, "a:3": 3, "": 0, "a:0": 0, "a:x": 0, ":2": 0, "a:-1": 0, "b>a": 1, "b>a:3": 3, ">a": 0, "b>": 0} {
 		p := parse(in)
 		if (p == nil) != (want == 0) || p != nil && (p.name != "a" || p.left.Load() != want) {
 			t.Errorf("parse(%q) = %+v, want count %d", in, p, want)
@@ -19,7 +19,7 @@ func TestStop(t *testing.T) {
 	armed.Store(parse("stop@here"))
 	At("here")
 	At("here")
-	if stopped != 1 || !Armed("here") {
+	if stopped != 1 {
 		t.Errorf("stopped %d times", stopped)
 	}
 }
@@ -37,13 +37,34 @@ func TestAt(t *testing.T) {
 	if killed != 0 {
 		t.Fatal("killed before the count was reached")
 	}
-	if !Armed("here") || Armed("elsewhere") {
-		t.Error("Armed is wrong")
-	}
 	At("here")
 	At("here")
 	if killed != 1 {
 		t.Errorf("killed %d times, want once, at the second pass", killed)
+	}
+}
+
+func TestAtAfter(t *testing.T) {
+	killed := 0
+	old := kill
+	kill = func() { killed++ }
+	t.Cleanup(func() { kill = old; armed.Store(nil) })
+
+	armed.Store(parse("first>here"))
+	At("here")
+	At("here")
+	if killed != 0 {
+		t.Fatal("killed before the first point was passed")
+	}
+	At("first")
+	At("elsewhere")
+	if killed != 0 {
+		t.Fatal("killed elsewhere")
+	}
+	At("here")
+	At("here")
+	if killed != 1 {
+		t.Errorf("killed %d times, want once, at the first pass after", killed)
 	}
 }
 
