@@ -592,6 +592,8 @@ func TestOneWrite(t *testing.T) {
 	o := order("http", up.Addr()) // TLS would make records of it
 	r.send(o, outgoing("GET", "/", ""))
 	for _, n := range []int{1, 256, inOneWrite, inOneWrite + 1} {
+		// It is given back once its reader waits.
+		testkit.Eventually(t, func() error { return idle(r, 1) })
 		before := writes.Load()
 		end, _, info := r.send(o, outgoing("POST", "/", strings.Repeat("x", n)))
 		if !end.Complete || !end.Sent.Headers || !end.Sent.Complete || !info.Reused {
