@@ -871,7 +871,7 @@ func (j *Journal) record(job *job) (err error) {
 			j.settleSoon(job.base.group)
 		}
 		if err == nil {
-			err = w.write(&job.group, job.entries)
+			err = w.write(&job.group, job.entries, len(job.included) == 1)
 		}
 		if err != nil {
 			err = fmt.Errorf("journal: witness: %w", err)

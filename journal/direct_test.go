@@ -2,10 +2,13 @@ package journal
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"sync/atomic"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"waybill/dispatch"
 	"waybill/internal/contract"
@@ -21,7 +24,7 @@ func TestDirectWrites(t *testing.T) {
 	}
 	const units = 16384
 	id := newID()
-	segment := func(direct bool) []byte {
+	segment := func(direct, alone bool) []byte {
 		path := filepath.Join(t.TempDir(), "w")
 		info := segmentInfo{number: 1, store: seal.id, slots: units}
 		w := &witness{m: newMacer(seal.witness), slots: units, info: info, spares: []string{"none"}, sync: true, syncs: new(atomic.Uint64)}
@@ -40,7 +43,7 @@ func TestDirectWrites(t *testing.T) {
 		for i, size := range []int{10, 1200, maxDirect, 700, 100_000, 3, maxDirect + 1, 1} {
 			n := uint64(i + 1)
 			g := &loggedGroup{number: n, head: head{seq: n, group: n}, records: []witnessRecord{{kind: kindEvent, typ: dispatch.DispatchStarted, attempt: 1, seq: n, action: id}}}
-			if err := w.write(g, []entry{{key: keyEvent(n), value: bytes.Repeat([]byte{byte(n)}, size)}}); err != nil {
+			if err := w.write(g, []entry{{key: keyEvent(n), value: bytes.Repeat([]byte{byte(n)}, size)}}, alone); err != nil {
 				t.Fatal(err)
 			}
 			if got := readAll(t, path); !bytes.Contains(got, bytes.Repeat([]byte{byte(n)}, size)) {
@@ -48,16 +51,23 @@ func TestDirectWrites(t *testing.T) {
 			}
 		}
 		if direct && w.direct == nil {
-			t.Log("this file system takes no direct writes: both are the same")
+			t.Log("this file system takes no direct writes: all are the same")
+		} else if direct && (w.async == nil || w.noAsync) != alone {
+			t.Errorf("alone: %v, but written %+v", alone, w.async)
+		}
+		if n := w.syncs.Load(); n != 8 {
+			t.Errorf("%d syncs counted", n)
 		}
 		if err := w.close(); err != nil {
 			t.Fatal(err)
 		}
 		return readAll(t, path)
 	}
-	plain := segment(false)
-	if !bytes.Equal(plain, segment(true)) {
-		t.Error("the segments differ")
+	plain := segment(false, false)
+	for _, alone := range []bool{true, false} {
+		if !bytes.Equal(plain, segment(true, alone)) {
+			t.Error("the segments differ")
+		}
 	}
 	s, err := scanSegment(plain, newMacer(seal.witness), 1)
 	if err != nil || len(s.groups) != 8 {
@@ -67,5 +77,66 @@ func TestDirectWrites(t *testing.T) {
 		if !s.groups[i].intact {
 			t.Errorf("group %d is damaged", i+1)
 		}
+	}
+}
+
+// Where a write cannot be handed over it goes the plain way, and stays there.
+func TestNoAsyncWrites(t *testing.T) {
+	contract.Covers(t, "T5")
+	path := filepath.Join(t.TempDir(), "w")
+	if err := newSegmentFile(path, 64, true); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newAsyncWrites()
+	if a == nil {
+		t.Fatal("no asynchronous writes here")
+	}
+	_, _, _ = unix.Syscall(unix.SYS_IO_DESTROY, a.context, 0, 0) // the kernel knows it no more: EINVAL
+	w := &witness{sync: true, syncs: new(atomic.Uint64), file: f, direct: f, async: a}
+	for i := range 2 {
+		if err := w.put(f, []byte("group"), false); err != nil || !w.noAsync || w.syncs.Load() != uint64(i+1) {
+			t.Fatal(i, err, w.noAsync, w.syncs.Load())
+		}
+	}
+	if got := readAll(t, path); !bytes.Equal(got[segmentHeader:segmentHeader+5], []byte("group")) {
+		t.Errorf("%q", got[segmentHeader:segmentHeader+5])
+	}
+}
+
+// What the kernel says of a write that was begun is an error of the group, never a reason
+// to write it again.
+func TestAsyncWriteFails(t *testing.T) {
+	contract.Covers(t, "M5", "F9")
+	a := newAsyncWrites()
+	if a == nil {
+		t.Fatal("no asynchronous writes here")
+	}
+	defer a.close()
+	path := filepath.Join(t.TempDir(), "w")
+	if err := newSegmentFile(path, 64, true); err != nil {
+		t.Fatal(err)
+	}
+	good, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 512)
+	const beyond = 1 << 62 // no file is that long
+	for range 3 {          // one that failed does not disturb the next one
+		if err := a.write(good, b, beyond); !errors.Is(err, unix.EFBIG) || errors.Is(err, errNoAsync) {
+			t.Errorf("beyond any file: %v", err)
+		}
+		if err := a.write(good, b, 0); err != nil {
+			t.Error(err)
+		}
+	}
+	_ = good.Close()
+	w := &witness{sync: true, syncs: new(atomic.Uint64), file: good, direct: good, async: a}
+	if err := w.put(good, b, false); !errors.Is(err, unix.EBADF) || w.noAsync {
+		t.Errorf("to a closed file: %v", err)
 	}
 }

@@ -156,7 +156,7 @@ func makeSegment(t testing.TB, seal *sealer, units uint32, groups ...int) []byte
 		for range n {
 			g.records = append(g.records, witnessRecord{kind: kindEvent, typ: dispatch.DispatchStarted, attempt: 1, seq: uint64(i + 1), action: newID()})
 		}
-		if err := w.write(g, []entry{{key: keyEvent(uint64(i + 1)), value: bytes.Repeat([]byte{byte(i + 1)}, 1200)}, {key: keyHead, remove: true}}); err != nil {
+		if err := w.write(g, []entry{{key: keyEvent(uint64(i + 1)), value: bytes.Repeat([]byte{byte(i + 1)}, 1200)}, {key: keyHead, remove: true}}, false); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -157,7 +157,10 @@ func TestPowerCut(t *testing.T) {
 }
 
 // killedAt are the system calls at which a kill finds a window.
-var killedAt = []string{"ftruncate", "openat", "renameat", "unlinkat", "fdatasync", "msync", "pwrite64"}
+var killedAt = []string{"ftruncate", "openat", "renameat", "unlinkat", "fdatasync", "msync", "pwrite64", "io_submit", "io_getevents"}
+
+// makesDurable are the calls that make a group durable: of one request, and of several.
+const makesDurable = "fdatasync,io_submit"
 
 // TestKillAtSystemCalls: SIGKILL at the Nth call of each kind, start included; N up
 // to where the run ends by itself in the long form, a choice of them in the short one.
@@ -206,11 +209,11 @@ func TestKillAtSystemCalls(t *testing.T) {
 		dir := tempDir(t)
 		l := newLedger()
 		childRun{
-			wrapper: []string{strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync", "-e", fmt.Sprintf("inject=fdatasync:signal=SIGKILL:when=%d", n)},
+			wrapper: []string{strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace=" + makesDurable, "-e", fmt.Sprintf("inject=%s:signal=SIGKILL:when=%d", makesDurable, n)},
 			mode:    modeHasty, steps: 400,
 		}.run(t, l, dir)
 		if err := l.after(dir); err != nil {
-			t.Logf("control: killed at fdatasync number %d: %v", n, err)
+			t.Logf("control: killed at sync number %d: %v", n, err)
 			return
 		}
 	}
@@ -224,7 +227,7 @@ func TestSyncErrors(t *testing.T) {
 	strace := testkit.RequireTool(t, "strace")
 	rng := seeded(t)
 	stopped := 0
-	for _, call := range []string{"msync", "fsync", "fdatasync"} {
+	for _, call := range []string{"msync", "fsync", "fdatasync", "io_submit"} {
 		for _, errno := range []string{"EIO", "ENOSPC"} {
 			dir := tempDir(t)
 			l := newLedger()
@@ -258,7 +261,7 @@ func TestSyncErrors(t *testing.T) {
 	dir := tempDir(t)
 	l := newLedger()
 	childRun{
-		wrapper: []string{strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=20+"},
+		wrapper: []string{strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace=" + makesDurable, "-e", "inject=" + makesDurable + ":error=EIO:when=20+"},
 		mode:    modeDeaf, steps: 400,
 	}.run(t, l, dir)
 	if err := l.after(dir); err == nil {

@@ -572,10 +572,13 @@ type witness struct {
 	// direct is the same file, opened to be written past the page cache; nil: its file
 	// system does not say that it can.
 	direct *os.File
-	info   segmentInfo
-	used   uint32
-	buf    []byte // as long as the longest of the last groups
-	pages  []byte // of whole pages, for direct
+	// async is for groups that several wait for; nil: there is none, or it was not tried.
+	async   *asyncWrites
+	noAsync bool
+	info    segmentInfo
+	used    uint32
+	buf     []byte // as long as the longest of the last groups
+	pages   []byte // of whole pages, for direct
 	// syncs counts the system calls that made something durable.
 	syncs *atomic.Uint64
 
@@ -770,8 +773,9 @@ const (
 )
 
 // write appends a group and its entries to the current segment, which has room for
-// them, and returns when they are durable.
-func (w *witness) write(g *loggedGroup, entries []entry) error {
+// them, and returns when they are durable. alone: one request waits for it, and likely
+// nobody has other work meanwhile.
+func (w *witness) write(g *loggedGroup, entries []entry, alone bool) error {
 	n := 0
 	for i := range entries {
 		n += entries[i].logged()
@@ -788,10 +792,7 @@ func (w *witness) write(g *loggedGroup, entries []entry) error {
 	g.check = checksum(payload)
 	g.encode(b[:block], blockHead, w.m, w.info.number, g.start)
 	g.encode(b[size-block:], blockTail, w.m, w.info.number, g.start+g.units-blockUnits(len(g.named())))
-	if _, err := file.WriteAt(b, unitOffset(w.used)); err != nil {
-		return err
-	}
-	if err := w.flush(file); err != nil { // written directly or not: the disk may hold it back
+	if err := w.put(file, b, alone); err != nil {
 		return err
 	}
 	if cap(w.buf) > maxKeptBuffer {
@@ -802,6 +803,28 @@ func (w *witness) write(g *loggedGroup, entries []entry) error {
 		w.prepareSpare()
 	}
 	return nil
+}
+
+// put makes b durable behind what the segment has.
+func (w *witness) put(file *os.File, b []byte, alone bool) error {
+	if file == w.direct && w.sync && !alone && !w.noAsync {
+		if w.async == nil {
+			w.async = newAsyncWrites()
+		}
+		err := errNoAsync
+		if w.async != nil {
+			err = w.async.write(file, b, unitOffset(w.used))
+		}
+		if !errors.Is(err, errNoAsync) {
+			w.syncs.Add(1)
+			return err
+		}
+		w.noAsync = true
+	}
+	if _, err := file.WriteAt(b, unitOffset(w.used)); err != nil {
+		return err
+	}
+	return w.flush(file) // written directly or not: the disk may hold it back
 }
 
 // buffer returns memory for a group of the given size, and the file to write it to: the
@@ -894,6 +917,9 @@ func (w *witness) retire(settled, checkpoint uint64) error {
 func (w *witness) close() error {
 	if w.spare != nil {
 		<-w.spare //nolint:errcheck // whether the next segment could be made does not matter any more
+	}
+	if w.async != nil {
+		w.async.close()
 	}
 	if w.pages != nil {
 		_ = unix.Munmap(w.pages)

@@ -166,8 +166,9 @@ func resetPeak(pid int) {
 	}
 }
 
-// syncCalls are the system calls that make data durable.
-const syncCalls = "fsync,fdatasync,msync,sync_file_range,syncfs,sync"
+// syncCalls are the system calls that make data durable; io_submit because the journal asks
+// for that with each one (RWF_DSYNC).
+const syncCalls = "fsync,fdatasync,io_submit,msync,sync_file_range,syncfs,sync"
 
 // countSyncs counts the calls that a trace (strace -f -ttt) has between two moments,
 // by name. Of a call that strace shows in two halves the first counts.
