@@ -464,7 +464,9 @@ func (j *Journal) stage(txn *snapshot, st *stage, r *request) (fits bool, err er
 		entries = append(entries, entry{key: j.c.key(keyEvent(first)), value: r.frame[:len(r.frame)+chacha20poly1305.Overhead]}, entry{key: pkey, value: j.seal.seal(pkey, nil, places, rec)})
 		entries = j.indexes(entries, r, old, next)
 	}
-	entries = append(entries, r.chunks...)
+	if entries, err = j.placed(txn, st, entries, r); err != nil {
+		return false, fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err)
+	}
 	entries = releaseHeld(entries, r.action, old, next)
 	for i := range r.events {
 		if ev := &r.events[i]; ev.Type == dispatch.ResultCommitted {
@@ -699,7 +701,7 @@ func (j *Journal) complete(txn *snapshot, st *stage, r *request, ev *dispatch.Ev
 			total += int64(p.bytes)
 			continue
 		}
-		size, found, err := has(txn, keyChunk(r.action, ev.Attempt, i))
+		size, found, err := chunkSize(txn, keyChunk(r.action, ev.Attempt, i))
 		if err != nil {
 			return fmt.Errorf("%w: %w", dispatch.ErrNotWritten, err)
 		}
@@ -714,15 +716,6 @@ func (j *Journal) complete(txn *snapshot, st *stage, r *request, ev *dispatch.Ev
 		return fmt.Errorf("%w: the chunks hold %d bytes, the result counts %d", dispatch.ErrNotWritten, total, res.Bytes)
 	}
 	return nil
-}
-
-func (st *stage) chunkSize(key []byte) (int64, bool) {
-	for i := range st.entries {
-		if string(st.entries[i].key) == string(key) {
-			return int64(len(st.entries[i].value)), true
-		}
-	}
-	return 0, false
 }
 
 // indexes adds the index entries that this step changes. They are a function of the

@@ -75,9 +75,9 @@ func (j *Journal) readManifest(txn *snapshot, id dispatch.ActionID, attempt int)
 // readChunk returns the data of one chunk; found is false when it is not there.
 func (j *Journal) readChunk(txn *snapshot, id dispatch.ActionID, attempt, index int) (data []byte, last, found bool, err error) {
 	key := keyChunk(id, attempt, index)
-	v, found, err := get(txn, key)
+	v, found, err := sealedChunk(txn, key)
 	if err != nil || !found {
-		return nil, false, false, err
+		return nil, false, found, err
 	}
 	plain, _, ok := j.seal.open(key, v, 0)
 	if !ok || len(plain) < 1 || plain[0]&^flagLast != 0 {

@@ -614,7 +614,11 @@ func (j *Journal) removeKeys(prefix []byte, which func(key, value []byte) (remov
 				}
 				from = append(key[:len(key):len(key)], 0)
 				if remove {
-					if gone = append(gone, entry{key: key, remove: true}); len(gone) == sweepChunks {
+					var err error
+					if gone, err = removal(gone, it.Item()); err != nil {
+						return err
+					}
+					if len(gone) >= sweepChunks {
 						full = true
 						return nil
 					}

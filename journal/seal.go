@@ -180,7 +180,8 @@ const (
 	famRequest  = 'k' // HMAC(caller, request id)(32)          -> action(16)
 	famGuard    = 'g' // HMAC(caller, fingerprint)(32) seq(8) action(16) -> nothing
 	famRedirect = 'd' // HMAC(caller, redirect key)(32) seq(8) action(16) -> nothing
-	famChunk    = 'r' // action(16) attempt(4) index(4)        -> chunk
+	famChunk    = 'r' // action(16) attempt(4) index(4)        -> chunk, or its place
+	famPiece    = 'w' // group(8) number(4)                    -> large chunk
 	famManifest = 'R' // action(16) attempt(4)                 -> manifest
 	famExpiry   = 'x' // ms(8) action(16) attempt(4)           -> nothing
 	famKey      = 'i' // HMAC(caller, scope and key)(32)       -> action(16)

@@ -65,7 +65,7 @@ func tableEnds(last, next []byte) bool { return section(last) != section(next) }
 // section tells the parts of the order of keys that tables are of.
 func section(key []byte) int {
 	n := 0
-	for _, family := range []byte{famEvent, famChunk} {
+	for _, family := range []byte{famEvent, famChunk, famPiece} {
 		if key[0] >= family {
 			n++
 		}
@@ -79,7 +79,7 @@ func section(key []byte) int {
 // writtenOnce tells two keys of one of these families: an event and a chunk are written once,
 // or again as they were, and deleted.
 func writtenOnce(a, b []byte) bool {
-	return a[0] == b[0] && (a[0] == famEvent || a[0] == famChunk)
+	return a[0] == b[0] && (a[0] == famEvent || a[0] == famChunk || a[0] == famPiece)
 }
 
 // storeLogger receives Badger's log lines. Their arguments quote keys and values, so

@@ -166,7 +166,10 @@ func (j *Journal) drop(e expired) (bytes int64, did bool, err error) {
 			it := txn.NewIterator(badger.IteratorOptions{Prefix: prefixChunks(e.id, e.attempt)})
 			defer it.Close()
 			for it.Rewind(); it.Valid() && len(gone) < sweepChunks; it.Next() {
-				gone = append(gone, entry{key: it.Item().KeyCopy(nil), remove: true})
+				var err error
+				if gone, err = removal(gone, it.Item()); err != nil {
+					return err
+				}
 			}
 			return nil
 		}); err != nil {

@@ -451,11 +451,21 @@ func (v *verifier) results(txn *snapshot) error {
 
 	chunks := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famChunk}})
 	defer chunks.Close()
-	have := 0
+	have, places := 0, 0
 	for chunks.Rewind(); chunks.Valid(); chunks.Next() {
-		have++
+		if have++; chunks.Item().ValueSize() == placeBytes {
+			places++
+		}
 	}
-	v.report.OrphanChunks = have - expected
+	pieces := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famPiece}})
+	defer pieces.Close()
+	for pieces.Rewind(); pieces.Valid(); pieces.Next() {
+		places--
+	}
+	if places > 0 {
+		return &CorruptError{What: fmt.Sprintf("%d chunks are not in their places", places)}
+	}
+	v.report.OrphanChunks = have - expected - places
 
 	// Every record with a result has its manifest.
 	records := txn.NewIterator(badger.IteratorOptions{Prefix: []byte{famRecord}})
