@@ -226,8 +226,13 @@ func (j *Journal) answerQueued(r *request, err error) {
 // answer releases one request that left the queue; it is called once for each.
 func (j *Journal) answer(r *request, err error) {
 	j.budget.release(r.held)
+	if rec := r.rec; r.relaxed || len(r.events) > 0 {
+		if err != nil {
+			rec = nil
+		}
+		j.relaxed.done(r.action, r.relaxed, rec)
+	}
 	if r.relaxed {
-		j.relaxed.done(r.action)
 		if err != nil {
 			// Nobody waits for this answer.
 			j.stats.relaxedLost.Add(1)
@@ -770,7 +775,7 @@ func (j *Journal) finish(st *stage) error {
 	if j.hooks.CheckpointEvery > 0 {
 		every = j.hooks.CheckpointEvery
 	}
-	checkpoint := st.checkpoint || st.head.seq-j.c.checkpoint >= every
+	checkpoint := st.checkpoint || st.head.seq-j.c.checkpoint >= every || j.c.witness != nil && j.c.witness.crowded(j.c.checkpoint)
 	if checkpoint {
 		st.entries = append(st.entries, entry{key: keyCheckpoint, value: j.seal.seal(keyCheckpoint, nil, hv)})
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -176,7 +177,7 @@ func (j *Journal) Append(ctx context.Context, b dispatch.Batch) (dispatch.Receip
 			return dispatch.Receipt{Record: rec, Earlier: earlier}, err
 		}
 		if err := j.enqueue(ctx, r); err != nil {
-			j.relaxed.done(r.action)
+			j.relaxed.done(r.action, true, nil)
 			j.budget.release(r.held)
 			j.refused(err)
 			return dispatch.Receipt{}, err
@@ -559,21 +560,26 @@ func (b *budget) release(held int64) {
 
 // relaxedStates projects relaxed batches when they are queued, so that their caller
 // learns at once what the committer will find (F1). An action is in it while a
-// relaxed batch of it waits; the committer never reads it.
+// relaxed batch of it waits, and from then on until it has ended: its next batch need not
+// read the store. The committer never reads it, and tells it what became of each batch.
 type relaxedStates struct {
 	mu      sync.Mutex
-	waiting map[dispatch.ActionID]*relaxedState
+	actions map[dispatch.ActionID]*relaxedState
+	some    atomic.Bool // there are actions
 }
 
 type relaxedState struct {
 	rec     dispatch.Record
-	batches int
+	waiting int // batches
 }
+
+// maxRelaxed bounds the actions of which no batch waits.
+const maxRelaxed = 4 * queueLength
 
 func (s *relaxedStates) apply(j *Journal, r *request) (rec dispatch.Record, earlier dispatch.ActionID, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := s.waiting[r.action]
+	st := s.actions[r.action]
 	switch {
 	case st != nil:
 		rec = st.rec
@@ -588,14 +594,18 @@ func (s *relaxedStates) apply(j *Journal, r *request) (rec dispatch.Record, earl
 	}
 	rec.ID = r.action
 	if st == nil {
-		if s.waiting == nil {
-			s.waiting = make(map[dispatch.ActionID]*relaxedState)
+		if len(s.actions) >= maxRelaxed {
+			maps.DeleteFunc(s.actions, func(_ dispatch.ActionID, st *relaxedState) bool { return st.waiting == 0 })
+		}
+		if s.actions == nil {
+			s.actions = make(map[dispatch.ActionID]*relaxedState)
 		}
 		st = &relaxedState{}
-		s.waiting[r.action] = st
+		s.actions[r.action] = st
+		s.some.Store(true)
 	}
 	st.rec = rec
-	st.batches++
+	st.waiting++
 	return rec, earlier, nil
 }
 
@@ -625,15 +635,30 @@ func (j *Journal) relaxedBase(r *request) (rec dispatch.Record, earlier dispatch
 	return rec, earlier, err
 }
 
-// done is told that one relaxed batch of id has left the queue.
-func (s *relaxedStates) done(id dispatch.ActionID) {
+// done is told that a batch of id has left the queue, before anybody else hears of it, and
+// what the action is then; nil: the batch was not written.
+func (s *relaxedStates) done(id dispatch.ActionID, relaxed bool, rec *dispatch.Record) {
+	if !s.some.Load() {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if st := s.waiting[id]; st != nil {
-		if st.batches--; st.batches <= 0 {
-			delete(s.waiting, id)
-		}
+	st := s.actions[id]
+	if st == nil {
+		return
 	}
+	if relaxed {
+		st.waiting--
+	}
+	if st.waiting > 0 {
+		return // what waits was projected on it already
+	}
+	if rec == nil || rec.Ended {
+		delete(s.actions, id)
+		s.some.Store(len(s.actions) > 0)
+		return
+	}
+	st.rec = *rec
 }
 
 // readProjection returns the stored projection, or nil when there is none. A value

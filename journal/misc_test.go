@@ -464,7 +464,7 @@ func TestRelaxed(t *testing.T) {
 	if r := mustAction(t, j, id); r.Facts != committed || r.Events != 5 {
 		t.Errorf("%+v", r)
 	}
-	if len(j.relaxed.waiting) != 0 {
+	if len(j.relaxed.actions) != 0 {
 		t.Error("states of relaxed actions are kept")
 	}
 	// One that ends before its dispatch stays unknown on record, and ends.
@@ -478,6 +478,63 @@ func TestRelaxed(t *testing.T) {
 		if r := mustAction(t, j, id); r.Facts.Outcome != outcome.Unknown || !r.Ended {
 			t.Errorf("after a restart: %+v", r.Facts)
 		}
+	}
+	mustVerify(t, j)
+}
+
+// What became of a relaxed batch is known without reading it back until the action ends,
+// whoever adds to it in between.
+func TestRelaxedStates(t *testing.T) {
+	contract.Covers(t, "F1")
+	j := openTest(t, tempDir(t), nil)
+	o := &opening{AEAD: j.seal.aead, then: func() { t.Error("it was read back") }}
+	j.seal.aead = o
+	j.hooks.CheckCache = false // it reads
+	kept := func() int {
+		j.relaxed.mu.Lock()
+		defer j.relaxed.mu.Unlock()
+		return len(j.relaxed.actions)
+	}
+	written := func() {
+		t.Helper()
+		mustAppend(t, j, toDispatch(newID(), "ci", "", "f"))
+	}
+	id := newID()
+	accepted, bound := evAccepted("ci", ""), evBound("f")
+	accepted.Accepted.Relaxed, bound.Bound.Repeatable = true, true
+	mustAppend(t, j, dispatch.Batch{Action: id, Relaxed: true, Events: []dispatch.Event{accepted, bound, evDispatch(1)}})
+	written()
+	o.left.Store(1)
+	// Not relaxed: the next relaxed one has to see it.
+	mustAppend(t, j, dispatch.Batch{Action: id, Events: []dispatch.Event{{Type: dispatch.RequestSent, Attempt: 1, At: time.Now(), Sent: &dispatch.Sent{Headers: true}}}})
+	rc := mustAppend(t, j, dispatch.Batch{Action: id, Relaxed: true, Events: []dispatch.Event{evResponse(1, 200)}})
+	if rc.Record.Events != 5 {
+		t.Errorf("%d events", rc.Record.Events)
+	}
+	written()
+	b := toResult(id, []byte("x"))
+	b.Events, b.Relaxed = b.Events[1:], true
+	if rc = mustAppend(t, j, b); rc.Record.Events != 6 || rc.Record.Facts != committed {
+		t.Errorf("%+v", rc.Record)
+	}
+	written()
+	o.left.Store(0)
+	if kept() != 0 || j.relaxed.some.Load() {
+		t.Error("states of ended actions are kept")
+	}
+	if r := mustAction(t, j, id); r.Facts != committed || r.Events != 6 || r.LastSeq < rc.Record.FirstSeq {
+		t.Errorf("%+v", r)
+	}
+	// Of those that never end only some are kept.
+	for range maxRelaxed + 10 {
+		if n := kept(); n > maxRelaxed+queueLength {
+			t.Fatal(n)
+		}
+		mustAppend(t, j, dispatch.Batch{Action: newID(), Relaxed: true, Events: []dispatch.Event{accepted}})
+	}
+	written()
+	if n := kept(); n >= maxRelaxed {
+		t.Errorf("%d states are kept", n)
 	}
 	mustVerify(t, j)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 
 	"waybill/dispatch"
 	"waybill/internal/contract"
+	"waybill/journal/internal/hooks"
 )
 
 // keysIn returns the keys of some families, in order.
@@ -197,4 +199,52 @@ func TestPiecesWrittenOnce(t *testing.T) {
 	if apart < 2 {
 		t.Errorf("%d tables of pieces", apart)
 	}
+}
+
+// One action that streams without an end, and many with large results, fill the witness with
+// few events or none: what the store has of them does not stay there.
+func TestWitnessOfLargeResults(t *testing.T) {
+	contract.Covers(t, "M5")
+	const slots = 512 // a quarter of a MiB
+	dir := tempDir(t)
+	j := openTest(t, dir, &hooks.Hooks{NoSync: true, SegmentSlots: slots})
+	if j.c.witness.most != maxFinished {
+		t.Fatal(j.c.witness.most)
+	}
+	const finished = 12
+	j.c.witness.most = int64(finished) * unitOffset(slots)
+	data := make([]byte, 64<<10)
+	segments := func() int {
+		t.Helper()
+		list, err := listSegments(filepath.Join(dir, nameWitness))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	const limit = finished + maxUnsettled + 4
+	stream := newID()
+	mustAppend(t, j, toDispatch(stream, "ci", "", "f"))
+	most := 0
+	for i := range 300 { // 100 segments
+		mustAppend(t, j, dispatch.Batch{Action: stream, Chunks: []dispatch.Chunk{{Attempt: 1, Index: i, Data: data}}})
+		if err := j.caughtUp(); err != nil {
+			t.Fatal(err)
+		}
+		most = max(most, segments())
+	}
+	if most > limit {
+		t.Errorf("%d segments of a stream", most)
+	}
+	most = 0
+	for range 300 {
+		id := newID()
+		mustAppend(t, j, toDispatch(id, "ci", "", "f"))
+		mustAppend(t, j, toResult(id, data))
+		most = max(most, segments())
+	}
+	if most > limit {
+		t.Errorf("%d segments of large results", most)
+	}
+	mustVerify(t, j)
 }

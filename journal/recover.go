@@ -634,7 +634,7 @@ func (j *Journal) encodeIdentity() []byte {
 func (j *Journal) beginWitness(w *witnessState, at position) error {
 	wit := &witness{
 		dir: j.folder.path(nameWitness), sync: !j.hooks.NoSync, store: j.seal.id, m: newMacer(j.seal.witness),
-		slots: defaultSlots, syncs: &j.stats.syncs,
+		slots: defaultSlots, most: maxFinished, syncs: &j.stats.syncs,
 	}
 	if n := j.hooks.SegmentSlots; n > 0 {
 		wit.slots = uint32(n)

@@ -582,6 +582,7 @@ type witness struct {
 	// syncs counts the system calls that made something durable.
 	syncs *atomic.Uint64
 
+	most int64 // see maxFinished
 	// kept are the finished segments still on disk, with the last group of each.
 	kept []keptSegment
 
@@ -893,10 +894,27 @@ func (w *witness) rotate(base head, settled uint64, n uint32) error {
 // rollback is recognised by, and can be named from, should reach back some time.
 const minKept = 3
 
+// maxFinished is with how many bytes of them the next group makes a checkpoint: large results,
+// and a stream without an end above all, fill segments with few events.
+const maxFinished = 64 << 20
+
+// crowded reports whether only the checkpoint keeps segments from being removed, and there
+// are many.
+func (w *witness) crowded(checkpoint uint64) bool {
+	if len(w.kept) <= minKept || w.kept[0].last.seq <= checkpoint {
+		return false
+	}
+	n := int64(0)
+	for i := range w.kept {
+		n += unitOffset(w.kept[i].units)
+	}
+	return n > w.most
+}
+
 // retire removes segments that the store has caught up with and that end before the
-// checkpoint; some become spares.
+// checkpoint, or at it; some become spares.
 func (w *witness) retire(settled, checkpoint uint64) error {
-	for len(w.kept) > minKept && w.kept[0].last.group <= settled && w.kept[0].last.seq < checkpoint {
+	for len(w.kept) > minKept && w.kept[0].last.group <= settled && w.kept[0].last.seq <= checkpoint {
 		path := filepath.Join(w.dir, segmentName(w.kept[0].number))
 		var err error
 		if name := w.freeSpare(); name != "" && w.kept[0].units == w.slots {
