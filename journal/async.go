@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -62,6 +63,9 @@ var errNoAsync = errors.New("journal: no asynchronous writes")
 
 // newAsyncWrites returns nil where there are none.
 func newAsyncWrites() *asyncWrites {
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		return nil // the flag that makes a write durable would stand where it is ignored
+	}
 	a := &asyncWrites{}
 	if _, _, errno := unix.Syscall(unix.SYS_IO_SETUP, 1, uintptr(unsafe.Pointer(&a.context)), 0); errno != 0 {
 		return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 
 	"waybill/dispatch"
 	"waybill/internal/contract"
+	"waybill/internal/testkit"
 )
 
 // A segment holds the same whether its groups went past the page cache or through it, and
@@ -124,7 +126,11 @@ func TestAsyncWriteFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := make([]byte, 512)
+	b, err := unix.Mmap(-1, 0, 512, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON) // not on a stack, which moves
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(b) }()
 	const beyond = 1 << 62 // no file is that long
 	for range 3 {          // one that failed does not disturb the next one
 		if err := a.write(good, b, beyond); !errors.Is(err, unix.EFBIG) || errors.Is(err, errNoAsync) {
@@ -139,4 +145,42 @@ func TestAsyncWriteFails(t *testing.T) {
 	if err := w.put(good, b, false); !errors.Is(err, unix.EBADF) || w.noAsync {
 		t.Errorf("to a closed file: %v", err)
 	}
+}
+
+// No error of a disk's cache reaches a test of this machine: that each asynchronous write asks
+// for durability is seen in the system calls themselves.
+func TestAsyncWritesAreDurable(t *testing.T) {
+	contract.Covers(t, "F1", "M5")
+	trace := filepath.Join(t.TempDir(), "trace")
+	dir, l := tempDir(t), newLedger()
+	childRun{wrapper: []string{testkit.RequireTool(t, "strace"), "-f", "-qq", "-e", "trace=io_submit", "-e", "signal=none", "-o", trace}, steps: 200}.run(t, l, dir)
+	writes := 0
+	for line := range strings.Lines(string(readAll(t, trace))) {
+		if !strings.Contains(line, "io_submit(") {
+			continue
+		}
+		writes++
+		if !strings.Contains(line, "aio_rw_flags=RWF_DSYNC") {
+			t.Errorf("not durable when it ends: %s", line)
+		}
+	}
+	if writes == 0 && asyncHere(t) {
+		t.Error("no asynchronous write")
+	}
+}
+
+// asyncHere reports whether the journal writes so in the tests' folder.
+func asyncHere(t *testing.T) bool {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "w")
+	if err := newSegmentFile(path, 64, false); err != nil {
+		t.Fatal(err)
+	}
+	f := openDirect(path)
+	if f == nil {
+		t.Log("this file system takes no direct writes")
+		return false
+	}
+	_ = f.Close()
+	return true
 }

@@ -75,10 +75,10 @@ func chunkSize(txn *snapshot, key []byte) (size int64, found bool, err error) {
 	return int64(len(v)), found, err
 }
 
-// chunkIn returns what this group has under a chunk's key; nil: nothing.
-func (st *stage) chunkIn(key []byte) []byte {
-	for i := len(st.entries) - 1; i >= 0; i-- {
-		if e := &st.entries[i]; string(e.key) == string(key) && !e.remove {
+// chunkIn returns what entries of a group have under a chunk's key; nil: nothing.
+func chunkIn(entries []entry, key []byte) []byte {
+	for i := len(entries) - 1; i >= 0; i-- {
+		if e := &entries[i]; string(e.key) == string(key) && !e.remove {
 			return e.value
 		}
 	}
@@ -87,15 +87,15 @@ func (st *stage) chunkIn(key []byte) []byte {
 
 // chunkSize is that of a chunk in this group.
 func (st *stage) chunkSize(key []byte) (size int64, found bool) {
-	v := st.chunkIn(key)
+	v := chunkIn(st.entries, key)
 	if p, ok := placeIn(v); ok {
 		return int64(p.size), true
 	}
 	return int64(len(v)), v != nil
 }
 
-// placed adds a request's chunks, the large ones in places of their own. One that was there
-// before, and is written again, leaves nothing behind.
+// placed adds a request's chunks, the large ones in places of their own. One that is written
+// again, as it was, leaves nothing behind.
 func (j *Journal) placed(txn *snapshot, st *stage, entries []entry, r *request) ([]entry, error) {
 	for i := range r.chunks {
 		e := r.chunks[i]
@@ -104,7 +104,10 @@ func (j *Journal) placed(txn *snapshot, st *stage, entries []entry, r *request) 
 			entries = append(entries, e)
 			continue
 		}
-		before := st.chunkIn(e.key)
+		before := chunkIn(entries, e.key)
+		if before == nil {
+			before = chunkIn(st.entries, e.key)
+		}
 		if before == nil {
 			var err error
 			if before, _, err = get(txn, e.key); err != nil {

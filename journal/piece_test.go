@@ -69,6 +69,8 @@ func TestPieces(t *testing.T) {
 		mustAppend(t, j, dispatch.Batch{Action: parts, Chunks: []dispatch.Chunk{chunk(0, large('b'))}})
 		mustAppend(t, j, dispatch.Batch{Action: parts, Chunks: []dispatch.Chunk{chunk(1, large('c'))}})
 	}
+	// Twice in one batch, and in one group.
+	mustAppend(t, j, dispatch.Batch{Action: parts, Chunks: []dispatch.Chunk{chunk(0, large('b')), chunk(0, large('b'))}})
 	wrong := dispatch.Batch{Action: parts, Events: []dispatch.Event{evResponse(1, 200), evResult(1, 200, 3, append(whole, 'e'), committed)}, Chunks: []dispatch.Chunk{chunk(2, []byte("d"))}}
 	if _, err := j.Append(bg, wrong); !errors.Is(err, dispatch.ErrNotWritten) {
 		t.Errorf("a result of one byte more than its chunks: %v", err)
@@ -137,9 +139,12 @@ func TestPiecesExchanged(t *testing.T) {
 	}
 	a, b := keyChunk(ids[0], 1, 0), keyChunk(ids[1], 1, 0)
 	placeA, placeB, pieceB := read(a), read(b), read(pieces[1])
+	// One that is lost is not made up for by one that is there for nobody.
+	stray := place{group: 1 << 40, n: 1}.key()
 	for name, change := range map[string]struct{ damage, repair []entry }{
 		"places exchanged": {[]entry{{key: a, value: placeB}, {key: b, value: placeA}}, []entry{{key: a, value: placeA}, {key: b, value: placeB}}},
 		"piece removed":    {[]entry{{key: pieces[1], remove: true}}, []entry{{key: pieces[1], value: pieceB}}},
+		"piece elsewhere":  {[]entry{{key: pieces[1], remove: true}, {key: stray, value: pieceB}}, []entry{{key: pieces[1], value: pieceB}, {key: stray, remove: true}}},
 		"piece shortened":  {[]entry{{key: pieces[1], value: pieceB[:100]}}, []entry{{key: pieces[1], value: pieceB}}},
 		"place shortened":  {[]entry{{key: b, value: placeB[:placeBytes-1]}}, []entry{{key: b, value: placeB}}},
 	} {
@@ -247,4 +252,25 @@ func TestWitnessOfLargeResults(t *testing.T) {
 		t.Errorf("%d segments of large results", most)
 	}
 	mustVerify(t, j)
+}
+
+// Verify finds what an attempt without a result has lost, too, and names it.
+func TestPieceOfNoResult(t *testing.T) {
+	contract.Covers(t, "H4")
+	j := openTest(t, tempDir(t), nil)
+	id := newID()
+	mustAppend(t, j, toDispatch(id, "ci", "", "f"))
+	mustAppend(t, j, dispatch.Batch{Action: id, Chunks: []dispatch.Chunk{{Attempt: 1, Index: 0, Data: large('a')}}})
+	piece := keysIn(t, j, famPiece)[0]
+	stray := place{group: 1 << 40, n: 1}.key()
+	if rep, err := j.Verify(bg); err != nil || rep.OrphanChunks != 1 {
+		t.Errorf("%+v, %v", rep, err)
+	}
+	if err := j.maintain([]entry{{key: piece, remove: true}, {key: stray, value: []byte("x")}}); err != nil {
+		t.Fatal(err)
+	}
+	rep, err := j.Verify(bg)
+	if !errors.Is(err, ErrCorrupt) || rep.Broken == nil || rep.Broken.Action != id {
+		t.Errorf("%+v, %v", rep.Broken, err)
+	}
 }

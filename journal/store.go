@@ -76,8 +76,8 @@ func section(key []byte) int {
 	return n
 }
 
-// writtenOnce tells two keys of one of these families: an event and a chunk are written once,
-// or again as they were, and deleted.
+// writtenOnce tells two keys of one of these families: what stands there is written once, or
+// again – a chunk as it was, or its new place – and deleted.
 func writtenOnce(a, b []byte) bool {
 	return a[0] == b[0] && (a[0] == famEvent || a[0] == famChunk || a[0] == famPiece)
 }

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 version=${1:?usage: scripts/release.sh VERSION [OS/ARCH …]}
 shift
 platforms=("$@")
-[ ${#platforms[@]} -gt 0 ] || platforms=(linux/amd64 linux/arm64 darwin/arm64)
+[ ${#platforms[@]} -gt 0 ] || platforms=(linux/amd64 linux/arm64) # the journal needs Linux
 out=$(realpath -m "${OUT:-bin/release}")
 [ -n "${OUT:-}" ] || rm -rf "$out"
 mkdir -p "$out"
