@@ -360,6 +360,25 @@ func TestHeldBytesAreBounded(t *testing.T) {
 	}
 }
 
+// On the loopback interface a handshake does without the key exchange that is to last, elsewhere
+// it is the library's choice; a caller that wants no other gets none.
+func TestKeyExchanges(t *testing.T) {
+	b := newBed(t)
+	tc := b.tlsInside(b.connectTo("pay.example.test:443"), "pay.example.test")
+	if id := tc.ConnectionState().CurveID; id != tls.X25519 {
+		t.Errorf("%v", id)
+	}
+	_ = tc.Close()
+	for text, own := range map[string]bool{"127.0.0.1": true, "::1": true, "::ffff:127.0.0.9": true, "192.0.2.1": false, "::": false, "fe80::1": false} {
+		if got := keyExchanges(&net.TCPAddr{IP: net.ParseIP(text)}); (got != nil) != own {
+			t.Errorf("%s: %v", text, got)
+		}
+	}
+	if got := keyExchanges(&net.UnixAddr{Name: "@"}); got != nil {
+		t.Errorf("%v", got)
+	}
+}
+
 // TestUntrustedCA: a caller that does not trust our CA is told so in the log.
 func TestUntrustedCA(t *testing.T) {
 	b := newBed(t)

@@ -134,6 +134,7 @@ func profile(ctx context.Context, args []string) error {
 	clients := f.String("clients", "1,16,64", "numbers of clients")
 	out := f.String("out", "bin/bench/profiles", "`folder` for the profiles")
 	bytes := f.Int("bytes", 1<<10, "`size` of the answers")
+	fresh := f.Bool("new-conn", false, "a new connection for every request")
 	if err := parse(f, args); err != nil {
 		return err
 	}
@@ -161,7 +162,7 @@ func profile(ctx context.Context, args []string) error {
 	if err := bench.BuildProfiled(ctx, o.Source, o.Waybill); err != nil {
 		return err
 	}
-	if err := bench.Profile(ctx, o, bench.Scenario{Mode: bench.Mode(*mode), Bytes: *bytes}, counts, *out); err != nil {
+	if err := bench.Profile(ctx, o, bench.Scenario{Mode: bench.Mode(*mode), Bytes: *bytes, NewConn: *fresh}, counts, *out); err != nil {
 		return err
 	}
 	fmt.Printf("profiles are in %s: go tool pprof -top %s\n", *out, filepath.Join(*out, fmt.Sprintf("%s-c%d-cpu.pprof", *mode, counts[len(counts)-1])))
