@@ -246,7 +246,7 @@ func (p *Proxy) handshake(t *tunnel, c *tunnelConn) (*tls.Conn, error) {
 
 // keyExchanges are those of a handshake with a caller; nil: the library's own choice. That
 // begins with one that whoever records the connection today cannot break with a quantum
-// computer later, and takes three times as long. What stays on the loopback interface is
+// computer later, and takes nearly twice as long. What stays on the loopback interface is
 // recorded by nobody who could not as well read the caller's memory.
 func keyExchanges(caller net.Addr) []tls.CurveID {
 	if a, ok := caller.(*net.TCPAddr); ok && a.IP.IsLoopback() {
