@@ -32,10 +32,10 @@ build: ## build bin/waybill (VERSION=v1.2.3 sets the version it prints)
 test: deps build test-badger ## install what the tests need, run them all with -race, check the contract's coverage and the controls
 	@$(GO) run ./internal/testreport -contract -controls -- $(TESTFLAGS) -timeout=$(TESTTIMEOUT) $(TESTFIRST) ./...
 
-# The corrected copy is a module of its own.
+# The corrected copy is a module of its own. Built as the binary is, of which it is a part.
 .PHONY: test-badger
 test-badger:
-	@$(GO) -C internal/third_party/badger test -count=1 .
+	@CGO_ENABLED=0 $(GO) -C internal/third_party/badger test -trimpath -count=1 .
 
 .PHONY: test-long
 test-long: deps build test-badger ## the same with the long forms: more kills, more requests (WAYBILL_TEST_LONG=1)

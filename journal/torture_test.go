@@ -232,8 +232,11 @@ func TestSyncErrors(t *testing.T) {
 			dir := tempDir(t)
 			l := newLedger()
 			whens := []int{1 + rng.IntN(40)}
-			if call == "fsync" {
-				whens = []int{1 + rng.IntN(6)} // only where files are made
+			switch call {
+			case "fsync": // only where files are made
+				whens = []int{1 + rng.IntN(6)}
+			case "fdatasync": // and of a group that one request waits for
+				whens = []int{1 + rng.IntN(5)}
 			}
 			if long() {
 				for range 12 {

@@ -154,7 +154,9 @@ func (r *runner) binary(ctx context.Context, pkg string) (binary, error) {
 		// The name is the one that go test would give, since tests may look at it.
 		out := filepath.Join(r.dir, fmt.Sprintf("bin%d", r.n), path.Base(pkg)+".test")
 		build = sync.OnceValues(func() (binary, error) {
-			cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-tags", "waybill_controls", "-o", out, pkg)
+			// As make builds the binary, so that what it took is there.
+			cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-trimpath", "-tags", "waybill_controls", "-o", out, pkg)
+			cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 			cmd.Dir = r.root
 			if msg, err := cmd.CombinedOutput(); err != nil {
 				return binary{}, fmt.Errorf("the tests of %s do not build: %w\n%s", pkg, err, msg)
