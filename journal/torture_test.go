@@ -243,15 +243,19 @@ func TestSyncErrors(t *testing.T) {
 					whens = append(whens, 1+rng.IntN(60))
 				}
 			}
+			steps := 400
+			if call == "msync" {
+				steps = 100 // nothing of today's store waits for one: such a run goes to its end
+			}
 			for _, when := range whens {
 				state := childRun{
 					wrapper: []string{strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace=" + call, "-e", fmt.Sprintf("inject=%s:error=%s:when=%d+", call, errno, when)},
-					steps:   400,
+					steps:   steps,
 				}.run(t, l, dir)
 				if err := l.after(dir); err != nil {
 					t.Fatalf("%s fails with %s from number %d on: %v", call, errno, when, err)
 				}
-				if state.ExitCode() != 0 || l.lines < 400 {
+				if state.ExitCode() != 0 || l.lines < steps {
 					stopped++
 				}
 			}

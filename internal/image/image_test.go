@@ -26,7 +26,7 @@ import (
 func TestImage(t *testing.T) {
 	dir := t.TempDir()
 	binary := filepath.Join(dir, "waybill")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-X main.version=v9.8.7", "-o", binary, "waybill/cmd/waybill")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=v9.8.7", "-o", binary, "waybill/cmd/waybill")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
