@@ -52,7 +52,7 @@ const (
 // committer is the state of the one goroutine that writes.
 type committer struct {
 	head       head
-	checkpoint uint64 // sequence of the last checkpoint
+	checkpoint head // the last one that is durable
 	// settled is the last group that is durable in the store itself: what is after it
 	// can be made again from the witness only.
 	settled  settled
@@ -85,7 +85,7 @@ type job struct {
 	group    loggedGroup
 	entries  []entry
 	base     head // before it
-	// checkpoint is where a start would walk from.
+	// checkpoint is the group of the last one before it.
 	checkpoint uint64
 }
 
@@ -101,7 +101,7 @@ type stage struct {
 	taken    map[string]dispatch.ActionID
 	requests int // at most
 	events   int
-	// checkpoint: a BOOT event marks what its start has walked as walked.
+	// checkpoint: it ends with one. A BOOT event marks what its start has walked as walked.
 	checkpoint bool
 }
 
@@ -226,7 +226,8 @@ func (j *Journal) answerQueued(r *request, err error) {
 // answer releases one request that left the queue; it is called once for each.
 func (j *Journal) answer(r *request, err error) {
 	j.budget.release(r.held)
-	if rec := r.rec; r.relaxed || len(r.events) > 0 {
+	// A journal that has stopped projects nothing more, and its callers wait for no reader.
+	if rec := r.rec; (r.relaxed || len(r.events) > 0) && j.Cause() == nil {
 		if err != nil {
 			rec = nil
 		}
@@ -326,6 +327,9 @@ func (j *Journal) commit(group []*request) (carry []*request, ours bool) {
 	}
 	killpoint.At(PointAfterDurable)
 	c.head = st.head
+	if st.checkpoint {
+		c.checkpoint = c.head
+	}
 	for id, p := range st.changed {
 		if p.rec.Ended {
 			delete(c.open, id)
@@ -775,8 +779,8 @@ func (j *Journal) finish(st *stage) error {
 	if j.hooks.CheckpointEvery > 0 {
 		every = j.hooks.CheckpointEvery
 	}
-	checkpoint := st.checkpoint || st.head.seq-j.c.checkpoint >= every || j.c.witness != nil && j.c.witness.crowded(j.c.checkpoint)
-	if checkpoint {
+	st.checkpoint = st.checkpoint || st.head.seq-j.c.checkpoint.seq >= every || j.c.witness != nil && j.c.witness.crowded(j.c.checkpoint.group)
+	if st.checkpoint {
 		st.entries = append(st.entries, entry{key: keyCheckpoint, value: j.seal.seal(keyCheckpoint, nil, hv)})
 	}
 	bytes := int64(endBytes)
@@ -791,9 +795,6 @@ func (j *Journal) finish(st *stage) error {
 	// no start could make the group again.
 	if bytes >= j.db.MaxBatchSize() || int64(len(st.entries))+1 >= j.db.MaxBatchCount() {
 		return ErrTooLarge
-	}
-	if checkpoint {
-		j.c.checkpoint = st.head.seq
 	}
 	return nil
 }
@@ -828,7 +829,7 @@ func (j *Journal) put(entries []entry) error {
 func (j *Journal) write(st *stage, included, carry []*request) (took time.Duration, ours bool, err error) {
 	c := &j.c
 	w := &job{group: loggedGroup{number: st.head.group, settled: c.settled.Load(), head: st.head, records: st.witness}, entries: st.entries,
-		base: c.head, checkpoint: c.checkpoint, included: included, carry: carry}
+		base: c.head, checkpoint: c.checkpoint.group, included: included, carry: carry}
 	start := time.Now()
 	deadline := time.AfterFunc(j.opt.CommitDeadline, func() { j.overdue(w) })
 	err = j.record(w)
@@ -885,7 +886,7 @@ func (j *Journal) record(job *job) (err error) {
 // walk. It is false when overdue has taken over.
 func (j *Journal) finalCheckpoint() bool {
 	c := &j.c
-	if j.Cause() != nil || c.checkpoint == c.head.seq || j.opt.ReadOnly || j.recovery.Quarantined {
+	if j.Cause() != nil || c.checkpoint.group == c.head.group || j.opt.ReadOnly || j.recovery.Quarantined {
 		return true
 	}
 	if j.space.write(j) != nil {
@@ -902,7 +903,7 @@ func (j *Journal) finalCheckpoint() bool {
 		return false
 	}
 	if r.err == nil {
-		c.checkpoint = c.head.seq
+		c.checkpoint = c.head
 	}
 	return true
 }

@@ -566,6 +566,7 @@ type relaxedStates struct {
 	mu      sync.Mutex
 	actions map[dispatch.ActionID]*relaxedState
 	some    atomic.Bool // there are actions
+	idle    int         // of which no batch waits
 }
 
 type relaxedState struct {
@@ -580,13 +581,17 @@ func (s *relaxedStates) apply(j *Journal, r *request) (rec dispatch.Record, earl
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.actions[r.action]
-	switch {
-	case st != nil:
-		rec = st.rec
-	case r.request != nil || len(r.events) == 0 || r.events[0].Type != dispatch.ActionAccepted:
-		if rec, earlier, err = j.relaxedBase(r); err != nil {
+	if st == nil && (r.request != nil || len(r.events) == 0 || r.events[0].Type != dispatch.ActionAccepted) {
+		s.mu.Unlock() // nobody waits for this reader
+		rec, earlier, err = j.relaxedBase(r)
+		s.mu.Lock()
+		if err != nil {
 			return rec, earlier, err
 		}
+		st = s.actions[r.action]
+	}
+	if st != nil {
+		rec = st.rec
 	}
 	seq := max(j.stats.seq.Load(), rec.LastSeq)
 	if rec, err = dispatch.ApplyAll(rec, r.events, seq+1); err != nil {
@@ -594,8 +599,9 @@ func (s *relaxedStates) apply(j *Journal, r *request) (rec dispatch.Record, earl
 	}
 	rec.ID = r.action
 	if st == nil {
-		if len(s.actions) >= maxRelaxed {
+		if s.idle >= maxRelaxed {
 			maps.DeleteFunc(s.actions, func(_ dispatch.ActionID, st *relaxedState) bool { return st.waiting == 0 })
+			s.idle = 0
 		}
 		if s.actions == nil {
 			s.actions = make(map[dispatch.ActionID]*relaxedState)
@@ -603,6 +609,8 @@ func (s *relaxedStates) apply(j *Journal, r *request) (rec dispatch.Record, earl
 		st = &relaxedState{}
 		s.actions[r.action] = st
 		s.some.Store(true)
+	} else if st.waiting == 0 {
+		s.idle--
 	}
 	st.rec = rec
 	st.waiting++
@@ -635,7 +643,7 @@ func (j *Journal) relaxedBase(r *request) (rec dispatch.Record, earlier dispatch
 	return rec, earlier, err
 }
 
-// done is told that a batch of id has left the queue, before anybody else hears of it, and
+// done is told that a batch of id has left the queue, before who waits for it hears of it, and
 // what the action is then; nil: the batch was not written.
 func (s *relaxedStates) done(id dispatch.ActionID, relaxed bool, rec *dispatch.Record) {
 	if !s.some.Load() {
@@ -647,6 +655,7 @@ func (s *relaxedStates) done(id dispatch.ActionID, relaxed bool, rec *dispatch.R
 	if st == nil {
 		return
 	}
+	was := st.waiting
 	if relaxed {
 		st.waiting--
 	}
@@ -654,9 +663,15 @@ func (s *relaxedStates) done(id dispatch.ActionID, relaxed bool, rec *dispatch.R
 		return // what waits was projected on it already
 	}
 	if rec == nil || rec.Ended {
+		if was == 0 {
+			s.idle--
+		}
 		delete(s.actions, id)
 		s.some.Store(len(s.actions) > 0)
 		return
+	}
+	if was > 0 {
+		s.idle++
 	}
 	st.rec = *rec
 }

@@ -246,7 +246,8 @@ func (j *Journal) open() error {
 		if j.c.witness == nil {
 			return nil
 		}
-		return j.c.witness.retire(j.c.settled.Load(), j.c.checkpoint)
+		j.c.witness.retires = true
+		return j.c.witness.retire(j.c.settled.Load(), j.c.checkpoint.group)
 	}); err != nil {
 		return fmt.Errorf("journal: witness: %w", err)
 	}
@@ -350,7 +351,7 @@ type position struct {
 	fresh      bool
 	head       head // group: the highest that either had reached
 	storeGroup uint64
-	checkpoint uint64
+	checkpoint head
 	// lostGroup is the witness's last group, when the store does not have it.
 	lostFirst, lostGroup uint64
 	// lost are the actions and attempts that lost groups name.
@@ -416,7 +417,7 @@ func (j *Journal) compare(w *witnessState) (position, error) {
 		}
 		j.recovery.Seq, j.recovery.WitnessSeq = stored.seq, seen.seq
 		at.fresh = !found
-		at.head, at.storeGroup, at.checkpoint = stored, stored.group, checkpoint.seq
+		at.head, at.storeGroup, at.checkpoint = stored, stored.group, checkpoint
 		at.lost = w.lostAttempts()
 
 		if h, ok := w.at(stored.group); ok && found && (h.seq != stored.seq || h.hash != stored.hash) {
@@ -426,7 +427,7 @@ func (j *Journal) compare(w *witnessState) (position, error) {
 		switch {
 		case j.hooks.NoWitness:
 			seen = stored
-		case equal:
+		case equal && stored.group >= settled:
 			at.head.group = max(stored.group, seen.group)
 			if seen.group > stored.group {
 				// Groups without events, the last one torn: nothing of anybody's is lost. That they
@@ -443,6 +444,9 @@ func (j *Journal) compare(w *witnessState) (position, error) {
 		case stored.group < seen.group || stored.seq < seen.seq:
 			j.recovery.Quarantined = true
 			j.recovery.Reason = fmt.Sprintf("the store ends at event %d, the witness at %d", stored.seq, seen.seq)
+			if equal { // what is missing has no events: chunks, what was removed
+				j.recovery.Reason = fmt.Sprintf("the store ends at group %d, and had %d", stored.group, settled)
+			}
 			at.named = w.namedSince(stored.seq)
 			seen = stored
 		case stored.group > seen.group+1:

@@ -37,8 +37,8 @@ func storeOptions(dir string, log badger.Logger, flushed func(version uint64)) b
 		WithBlockCacheSize(4 << 20).
 		WithIndexCacheSize(4 << 20).
 		WithNumCompactors(2).
-		WithNumLevelZeroTables(2).
-		WithNumLevelZeroTablesStall(6).
+		WithNumLevelZeroTables(5).
+		WithNumLevelZeroTablesStall(12).
 		WithCompression(options.None).
 		WithDetectConflicts(true).
 		WithNumVersionsToKeep(1).

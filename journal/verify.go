@@ -453,12 +453,18 @@ func (v *verifier) results(txn *snapshot) error {
 	defer chunks.Close()
 	have, placed := 0, 0
 	for chunks.Rewind(); chunks.Valid(); chunks.Next() {
+		if err := v.ctx.Err(); err != nil {
+			return context.Cause(v.ctx)
+		}
 		have++
 		if chunks.Item().ValueSize() != placeBytes {
 			continue
 		}
 		// Also those of attempts without a result: they are there to be read (H4).
 		key := chunks.Item().KeyCopy(nil)
+		if len(key) != 25 {
+			return &CorruptError{What: "chunk under a wrong key", Key: key}
+		}
 		p, err := chunks.Item().ValueCopy(nil)
 		if err != nil {
 			return &storeError{"read"}

@@ -582,7 +582,8 @@ type witness struct {
 	// syncs counts the system calls that made something durable.
 	syncs *atomic.Uint64
 
-	most int64 // see maxFinished
+	most    int64 // see maxFinished
+	retires bool  // what earlier segments name is on record
 	// kept are the finished segments still on disk, with the last group of each.
 	kept []keptSegment
 
@@ -895,13 +896,13 @@ func (w *witness) rotate(base head, settled uint64, n uint32) error {
 const minKept = 3
 
 // maxFinished is with how many bytes of them the next group makes a checkpoint: large results,
-// and a stream without an end above all, fill segments with few events.
-const maxFinished = 64 << 20
+// and a stream without an end above all, fill segments with few events. As many as can be
+// spares afterwards.
+const maxFinished = (minKept + maxSpares) * (segmentHeader + defaultSlots*unitBytes)
 
-// crowded reports whether only the checkpoint keeps segments from being removed, and there
-// are many.
+// crowded reports whether the checkpoint keeps segments from being removed, and there are many.
 func (w *witness) crowded(checkpoint uint64) bool {
-	if len(w.kept) <= minKept || w.kept[0].last.seq <= checkpoint {
+	if !w.retires || len(w.kept) <= minKept || w.kept[0].last.group < checkpoint {
 		return false
 	}
 	n := int64(0)
@@ -911,10 +912,11 @@ func (w *witness) crowded(checkpoint uint64) bool {
 	return n > w.most
 }
 
-// retire removes segments that the store has caught up with and that end before the
-// checkpoint, or at it; some become spares.
+// retire removes segments that the store has caught up with and that end before the group of
+// the checkpoint; some become spares. By group, since the events of groups that were lost are
+// counted again.
 func (w *witness) retire(settled, checkpoint uint64) error {
-	for len(w.kept) > minKept && w.kept[0].last.group <= settled && w.kept[0].last.seq <= checkpoint {
+	for w.retires && len(w.kept) > minKept && w.kept[0].last.group <= settled && w.kept[0].last.group < checkpoint {
 		path := filepath.Join(w.dir, segmentName(w.kept[0].number))
 		var err error
 		if name := w.freeSpare(); name != "" && w.kept[0].units == w.slots {

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -220,7 +221,7 @@ func (p *Proxy) serveInside(t *tunnel, c net.Conn) {
 func (p *Proxy) handshake(t *tunnel, c *tunnelConn) (*tls.Conn, error) {
 	host := authorityHost(t.authority)
 	offered := false
-	tc := tls.Server(c, &tls.Config{
+	cfg := &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		NextProtos: []string{"h2", "http/1.1"},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -230,8 +231,12 @@ func (p *Proxy) handshake(t *tunnel, c *tunnelConn) (*tls.Conn, error) {
 		},
 		// A ticket would carry a session into a tunnel to another host.
 		SessionTicketsDisabled: true,
-		CurvePreferences:       keyExchanges(c.RemoteAddr()),
-	})
+	}
+	cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		cfg.CurvePreferences = keyExchanges(c.RemoteAddr(), hello.SupportedCurves)
+		return cfg, nil
+	}
+	tc := tls.Server(c, cfg)
 	ctx, cancel := context.WithTimeout(p.base, p.limits.HandshakeTimeout)
 	defer cancel()
 	_ = c.SetDeadline(time.Now().Add(p.limits.HandshakeTimeout))
@@ -244,12 +249,12 @@ func (p *Proxy) handshake(t *tunnel, c *tunnelConn) (*tls.Conn, error) {
 	return tc, nil
 }
 
-// keyExchanges are those of a handshake with a caller; nil: the library's own choice. That
-// begins with one that whoever records the connection today cannot break with a quantum
-// computer later, and takes nearly twice as long. What stays on the loopback interface is
-// recorded by nobody who could not as well read the caller's memory.
-func keyExchanges(caller net.Addr) []tls.CurveID {
-	if a, ok := caller.(*net.TCPAddr); ok && a.IP.IsLoopback() {
+// keyExchanges are those of a handshake with a caller that offers some; nil: the library's own
+// choice. That begins with one that whoever records the connection today cannot break with a
+// quantum computer later, and takes nearly twice as long. What stays on the loopback interface
+// crosses no network where somebody could record it.
+func keyExchanges(caller net.Addr, offered []tls.CurveID) []tls.CurveID {
+	if a, ok := caller.(*net.TCPAddr); ok && a.IP.IsLoopback() && slices.Contains(offered, tls.X25519) {
 		return []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384, tls.CurveP521}
 	}
 	return nil

@@ -361,7 +361,7 @@ func TestHeldBytesAreBounded(t *testing.T) {
 }
 
 // On the loopback interface a handshake does without the key exchange that is to last, elsewhere
-// it is the library's choice; a caller that wants no other gets none.
+// it is the library's choice.
 func TestKeyExchanges(t *testing.T) {
 	b := newBed(t)
 	tc := b.tlsInside(b.connectTo("pay.example.test:443"), "pay.example.test")
@@ -370,13 +370,19 @@ func TestKeyExchanges(t *testing.T) {
 	}
 	_ = tc.Close()
 	for text, own := range map[string]bool{"127.0.0.1": true, "::1": true, "::ffff:127.0.0.9": true, "192.0.2.1": false, "::": false, "fe80::1": false} {
-		if got := keyExchanges(&net.TCPAddr{IP: net.ParseIP(text)}); (got != nil) != own {
+		if got := keyExchanges(&net.TCPAddr{IP: net.ParseIP(text)}, []tls.CurveID{tls.X25519MLKEM768, tls.X25519}); (got != nil) != own {
 			t.Errorf("%s: %v", text, got)
 		}
 	}
-	if got := keyExchanges(&net.UnixAddr{Name: "@"}); got != nil {
+	if got := keyExchanges(&net.UnixAddr{Name: "@"}, []tls.CurveID{tls.X25519}); got != nil {
 		t.Errorf("%v", got)
 	}
+	// One that wants nothing else gets it.
+	only := tls.Client(b.connectTo("pay.example.test:443"), &tls.Config{RootCAs: b.roots, ServerName: "pay.example.test", CurvePreferences: []tls.CurveID{tls.X25519MLKEM768}})
+	if err := only.Handshake(); err != nil || only.ConnectionState().CurveID != tls.X25519MLKEM768 {
+		t.Errorf("%v, %v", only.ConnectionState().CurveID, err)
+	}
+	_ = only.Close()
 }
 
 // TestUntrustedCA: a caller that does not trust our CA is told so in the log.

@@ -76,7 +76,7 @@ type Options struct {
 	// Waybill: TableEnds says that a compaction to a level below the first ends a table between two neighbouring keys;
 	// nil: only where it is full.
 	TableEnds func(last, next []byte) bool
-	// Waybill: WrittenOnce says of two keys that they are of one family, whose keys are given one value and never another, may
+	// Waybill: WrittenOnce says of two keys that they are of one family, whose keys are given one value, may be given another and
 	// be deleted, and mostly grow; a family's keys have no other between them. What a memtable has of such a family behind
 	// all that tables have of it goes into tables of the last level at once, and no compaction writes it again; see flush.go.
 	// TableEnds has to end tables where a family begins and where it ends, also where the family itself has no key between
