@@ -33,11 +33,11 @@ type asyncWrites struct {
 // ioControlBlock is struct iocb of linux/aio_abi.h, as it is where the lower half of a word
 // comes first: all that Waybill is built for.
 type ioControlBlock struct {
-	data           uint64
-	key            uint32
+	_              uint64 // data, given back
+	_              uint32 // key, the kernel's
 	writeFlags     uint32
 	operation      uint16
-	priority       int16
+	_              int16 // priority
 	file           uint32
 	buffer, length uint64
 	offset         int64

@@ -3,6 +3,7 @@ package journal
 import (
 	"encoding/binary"
 	"errors"
+	"sync"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -89,9 +90,18 @@ func TestBeginsOnce(t *testing.T) {
 	}
 	first := whole()
 	again("at once", first)
-	for range 2*begunRecent + 2 {
-		mustAppend(t, j, toDispatch(newID(), "ci", "", "f"))
+	var many sync.WaitGroup
+	for range 16 {
+		many.Go(func() {
+			for range begunRecent/8 + 1 {
+				// Ended at once: the next start has nothing to close.
+				if _, err := j.Append(bg, dispatch.Batch{Action: newID(), Events: []dispatch.Event{evAccepted("ci", ""), evRefused()}}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
 	}
+	many.Wait()
 	if j.c.begun.floor == (dispatch.ActionID{}) {
 		t.Error("nothing was forgotten")
 	}
