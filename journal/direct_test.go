@@ -147,6 +147,55 @@ func TestAsyncWriteFails(t *testing.T) {
 	}
 }
 
+// An asynchronous write that fails leaves the outcome open for all that shared the group, and
+// stops the journal.
+func TestAsyncWriteFailsAppend(t *testing.T) {
+	contract.Covers(t, "M5", "F9")
+	hold := heldHooks()
+	hold.NoSync = false
+	dir := tempDir(t)
+	j := openTest(t, dir, &hold.Hooks)
+	if j.c.witness.direct == nil {
+		t.Log("this file system takes no direct writes: the group is written as any other")
+	}
+	path := filepath.Join(dir, nameWitness, segmentName(j.c.witness.info.number))
+	readOnly, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hold.hold()
+	first := appendAsync(j, toDispatch(newID(), "ci", "", "f"))
+	hold.waitHeld(t)
+	go func() {
+		_ = j.between(func() error {
+			if w := j.c.witness; w.direct != nil {
+				_ = w.direct.Close()
+				w.direct = readOnly
+			} else {
+				_ = w.file.Close()
+				w.file = readOnly
+			}
+			return nil
+		})
+	}()
+	waitQueued(t, j, 1)
+	a := appendAsync(j, toDispatch(newID(), "ci", "", "f"))
+	b := appendAsync(j, toDispatch(newID(), "ci", "", "f"))
+	waitQueued(t, j, 3)
+	hold.letGo()
+	if r := <-first; r.err != nil {
+		t.Error(r.err)
+	}
+	for _, c := range []<-chan answer{a, b} {
+		r := <-c
+		wantErr(t, r.err, dispatch.ErrIndeterminate)
+	}
+	if j.Cause() == nil || !errors.Is(j.Cause(), unix.EBADF) {
+		t.Errorf("%v", j.Cause())
+	}
+	wantErr(t, j.Close(), dispatch.ErrIndeterminate)
+}
+
 // No error of a disk's cache reaches a test of this machine: that each asynchronous write asks
 // for durability is seen in the system calls themselves.
 func TestAsyncWritesAreDurable(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -95,6 +96,19 @@ func TestPieces(t *testing.T) {
 		mustRead(t, j, one, large('a'))
 		mustRead(t, j, parts, whole)
 		if err := j.Close(); err != nil {
+			t.Fatal(err)
+		}
+		// Sealed, wherever they stand.
+		if err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			b, err := os.ReadFile(path)
+			if bytes.Contains(b, large('a')[:64]) || bytes.Contains(b, large('b')[:64]) {
+				t.Errorf("%s holds a chunk in clear", d.Name())
+			}
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
 		j = openTest(t, dir, nil)
