@@ -105,6 +105,8 @@ type DB struct {
 	flushErr error
 	// Waybill: flushing is how many wait in Flush.
 	flushing atomic.Int32
+	// Waybill: arenas has memory for the next memtable, where there is no log (Options.NoLog).
+	arenas skl.Pool
 	// Waybill: opened is closed when compactions may discard what was deleted and replaced.
 	opened chan struct{}
 
@@ -822,10 +824,12 @@ func (db *DB) get(key []byte) (y.ValueStruct, error) {
 		// Found the required version of the key, return immediately.
 		if vs.Version == version {
 			y.NumGetsWithResultsAdd(db.opt.MetricsEnabled, 1)
+			vs.Value = y.Copy(vs.Value) // Waybill: the memtable's memory is used again (skl.Pool)
 			return vs, nil
 		}
 		if maxVs.Version < vs.Version {
 			maxVs = vs
+			maxVs.Value = y.Copy(vs.Value) // Waybill: likewise
 		}
 	}
 	return db.lc.get(key, maxVs, 0)

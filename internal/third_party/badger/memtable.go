@@ -136,7 +136,7 @@ func (db *DB) openMemTable(fid, flags int) (*memTable, error) {
 
 func (db *DB) newMemTable() (*memTable, error) {
 	if db.opt.NoLog { // Waybill: see Options.NoLog
-		return &memTable{sl: skl.NewSkiplist(arenaSize(db.opt)), opt: db.opt}, nil
+		return &memTable{sl: db.arenas.NewSkiplist(arenaSize(db.opt)), opt: db.opt}, nil
 	}
 	mt, err := db.openMemTable(db.nextMemFid, os.O_CREATE|os.O_RDWR)
 	if err == z.NewFile {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand"
 	"os"
 	"path/filepath"
@@ -14,6 +15,8 @@ import (
 	"time"
 
 	"github.com/dgraph-io/badger/v4/options"
+	"github.com/dgraph-io/badger/v4/skl"
+	"github.com/dgraph-io/badger/v4/y"
 )
 
 // Tests of what Waybill changed that its own packages cannot reach; see README.md.
@@ -733,6 +736,103 @@ func TestNoLog(t *testing.T) {
 	}
 	if n := killed(t, dir); n != 2*each {
 		t.Errorf("closed, it has %d of %d", n, 2*each)
+	}
+}
+
+// The memory of a memtable that was written out is the next one's. What was read from it
+// before is not changed by that, nor is what an open iterator still has to read.
+func TestMemoryIsUsedAgain(t *testing.T) {
+	db := without(t, t.TempDir(), nil)
+	const keys = 200
+	key := func(i int) []byte { return fmt.Appendf(nil, "k-%05d", i) }
+	fill := func(b byte) {
+		t.Helper()
+		for i := range keys {
+			if err := db.Update(func(txn *Txn) error { return txn.Set(key(i), bytes.Repeat([]byte{b}, 500)) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	arena := func() *skl.Skiplist { db.lock.RLock(); defer db.lock.RUnlock(); return db.mt.sl }
+	check := func(what string, v []byte, b byte) {
+		t.Helper()
+		if !bytes.Equal(v, bytes.Repeat([]byte{b}, 500)) {
+			t.Errorf("%s: %d bytes, %.8q", what, len(v), v)
+		}
+	}
+	fill('a')
+	memory := arena().Memory()
+	// Both ways through get: the version is the one that is asked for, or an earlier one.
+	var read [][]byte
+	for _, version := range []uint64{keys, math.MaxUint64} {
+		for _, i := range []int{0, keys - 1} {
+			vs, err := db.get(y.KeyWithTs(key(i), version))
+			if err != nil {
+				t.Fatal(err)
+			}
+			read = append(read, vs.Value)
+		}
+	}
+	flush := func() {
+		t.Helper()
+		if err := db.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flush() // the next memtable has memory of its own
+	fill('b')
+	flush() // and the one after it that of the first
+	fill('c')
+	if &arena().Memory()[0] != &memory[0] {
+		t.Error("the memory of the first memtable is not used again")
+	}
+	for i, v := range read {
+		check(fmt.Sprintf("read %d", i), v, 'a')
+	}
+
+	// An iterator keeps its memtable.
+	txn := db.NewTransaction(false)
+	defer txn.Discard()
+	opt := DefaultIteratorOptions
+	opt.PrefetchValues = false
+	it := txn.NewIterator(opt)
+	it.Rewind()
+	for _, b := range []byte("defg") {
+		flush()
+		fill(b)
+		if &arena().Memory()[0] == &memory[0] {
+			t.Error("the memory of a memtable is used again that somebody reads")
+		}
+	}
+	n := 0
+	for ; it.Valid(); it.Next() {
+		v, err := it.Item().ValueCopy(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		check(string(it.Item().Key()), v, 'c')
+		n++
+	}
+	if n != keys {
+		t.Errorf("%d of %d keys", n, keys)
+	}
+	it.Close()
+	for _, b := range []byte("hi") {
+		flush()
+		fill(b)
+	}
+	for i := range keys {
+		if err := db.View(func(txn *Txn) error {
+			item, err := txn.Get(key(i))
+			if err != nil {
+				return err
+			}
+			v, err := item.ValueCopy(nil)
+			check(string(key(i)), v, 'i')
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

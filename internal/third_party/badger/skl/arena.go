@@ -32,7 +32,11 @@ type Arena struct {
 func newArena(n int64) *Arena {
 	// Don't store data at position 0 in order to reserve offset=0 as a kind
 	// of nil pointer.
-	out := &Arena{buf: make([]byte, n)}
+	return arenaOf(make([]byte, n))
+}
+
+func arenaOf(buf []byte) *Arena {
+	out := &Arena{buf: buf}
 	out.n.Store(1)
 	return out
 }

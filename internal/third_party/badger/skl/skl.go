@@ -23,6 +23,7 @@ package skl
 
 import (
 	"math"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -68,6 +69,38 @@ type Skiplist struct {
 	ref     atomic.Int32
 	arena   *Arena
 	OnClose func()
+	pool    *Pool // Waybill: takes the arena's memory when nobody has the list any more; nil: none
+}
+
+// Waybill: Pool keeps the memory of a skiplist for the next one of the same size. The zero value is ready for use; a
+// fresh arena costs a page fault for every page that is written to, or has to be cleared when it is not fresh.
+// What was read from a list of a pool is gone with the last reference to the list.
+type Pool struct {
+	mu   sync.Mutex
+	kept []byte // nil: none
+}
+
+// NewSkiplist is NewSkiplist with memory of the pool, where it has some of that size.
+func (p *Pool) NewSkiplist(arenaSize int64) *Skiplist {
+	p.mu.Lock()
+	buf := p.kept
+	p.kept = nil
+	p.mu.Unlock()
+	if int64(len(buf)) != arenaSize {
+		buf = make([]byte, arenaSize)
+	}
+	s := newSkiplist(arenaOf(buf))
+	s.pool = p
+	return s
+}
+
+// Waybill: Memory is the arena's. For tests.
+func (s *Skiplist) Memory() []byte { return s.arena.buf }
+
+func (p *Pool) put(buf []byte) {
+	p.mu.Lock()
+	p.kept = buf
+	p.mu.Unlock()
 }
 
 // IncrRef increases the refcount
@@ -83,6 +116,10 @@ func (s *Skiplist) DecrRef() {
 	}
 	if s.OnClose != nil {
 		s.OnClose()
+	}
+
+	if s.pool != nil { // Waybill
+		s.pool.put(s.arena.buf)
 	}
 
 	// Indicate we are closed. Good for testing.  Also, lets GC reclaim memory. Race condition
@@ -116,8 +153,14 @@ func decodeValue(value uint64) (valOffset uint32, valSize uint32) {
 
 // NewSkiplist makes a new empty skiplist, with a given arena size
 func NewSkiplist(arenaSize int64) *Skiplist {
-	arena := newArena(arenaSize)
+	return newSkiplist(newArena(arenaSize))
+}
+
+func newSkiplist(arena *Arena) *Skiplist {
 	head := newNode(arena, nil, y.ValueStruct{}, maxHeight)
+	for i := range head.tower { // Waybill: of every other node what is used is set before it can be found
+		head.tower[i].Store(0)
+	}
 	s := &Skiplist{head: head, arena: arena}
 	s.height.Store(1)
 	s.ref.Store(1)

@@ -259,7 +259,7 @@ func CreateTable(fname string, builder *Builder) (*Table, error) {
 		_ = mf.Delete() // nothing names it yet
 		return nil, y.Wrapf(err, "while writing %s", fname)
 	}
-	return OpenTable(mf, *builder.opts)
+	return openTable(mf, *builder.opts, true)
 }
 
 // OpenTable assumes file has only one table and opens it. Takes ownership of fd upon function
@@ -267,6 +267,12 @@ func CreateTable(fname string, builder *Builder) (*Table, error) {
 // -- consider t.Close() instead). The fd has to writeable because we call Truncate on it before
 // deleting. Checksum for all blocks of table is verified based on value of chkMode.
 func OpenTable(mf *z.MmapFile, opts Options) (*Table, error) {
+	return openTable(mf, opts, false)
+}
+
+// Waybill: openTable opens a table that was just written by this process, or another one. What was just written is
+// read from memory: to verify it says nothing about the disk.
+func openTable(mf *z.MmapFile, opts Options, written bool) (*Table, error) {
 	// BlockSize is used to compute the approximate size of the decompressed
 	// block. It should not be zero if the table is compressed.
 	if opts.BlockSize == 0 && opts.Compression != options.None {
@@ -295,7 +301,7 @@ func OpenTable(mf *z.MmapFile, opts Options) (*Table, error) {
 	// Caller is given one reference.
 	t.ref.Store(1)
 
-	if err := t.initBiggestAndSmallest(); err != nil {
+	if err := t.initBiggestAndSmallest(!written); err != nil {
 		mf.Close(-1) // Waybill: after which a caller may remove or mend it
 		return nil, y.Wrapf(err, "failed to initialize table")
 	}
@@ -320,13 +326,13 @@ func OpenInMemoryTable(data []byte, id uint64, opt *Options) (*Table, error) {
 	// Caller is given one reference.
 	t.ref.Store(1)
 
-	if err := t.initBiggestAndSmallest(); err != nil {
+	if err := t.initBiggestAndSmallest(true); err != nil {
 		return nil, err
 	}
 	return t, nil
 }
 
-func (t *Table) initBiggestAndSmallest() error {
+func (t *Table) initBiggestAndSmallest(verify bool) error {
 	// This defer will help gathering debugging info in case initIndex crashes.
 	defer func() {
 		if r := recover(); r != nil {
@@ -390,7 +396,7 @@ func (t *Table) initBiggestAndSmallest() error {
 	t.smallest = y.Copy(ko.KeyBytes())
 
 	// Waybill: before anything is read by what a block says. A damaged one ended the process.
-	if t.opt.ChkMode == options.OnTableRead || t.opt.ChkMode == options.OnTableAndBlockRead {
+	if verify && (t.opt.ChkMode == options.OnTableRead || t.opt.ChkMode == options.OnTableAndBlockRead) {
 		if err := t.VerifyChecksum(); err != nil {
 			return y.Wrapf(err, "failed to verify checksum")
 		}
