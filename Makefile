@@ -10,10 +10,14 @@ LDFLAGS := $(if $(VERSION),-ldflags '-X main.version=$(VERSION)')
 
 # -shuffle finds tests that lean on each other; its seed is printed with a failure.
 # Packages run side by side, as many as there are cores (go test's own default).
-TESTFLAGS   ?= -race -shuffle=on -count=1
+# Without debugging data, which nobody reads there, a test binary is linked in a quarter of the time.
+TESTFLAGS   ?= -race -shuffle=on -count=1 -ldflags=-w
 TESTTIMEOUT ?= 15m
 # The longest begin first: what waits there leaves room for the compilation of the rest.
 TESTFIRST   ?= ./internal/e2e ./journal ./cmd/waybill
+# Of itself every program with the race detector waits a second before it ends, for others to race with its end; the
+# tests start hundreds.
+export GORACE ?= atexit_sleep_ms=50
 FUZZTIME    ?= 10s
 BENCH       ?= .
 BENCHFLAGS  ?= -benchmem -count=1

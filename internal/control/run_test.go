@@ -155,7 +155,7 @@ func (r *runner) binary(ctx context.Context, pkg string) (binary, error) {
 		out := filepath.Join(r.dir, fmt.Sprintf("bin%d", r.n), path.Base(pkg)+".test")
 		build = sync.OnceValues(func() (binary, error) {
 			// As make builds the binary, so that what it took is there.
-			cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-trimpath", "-tags", "waybill_controls", "-o", out, pkg)
+			cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-trimpath", "-ldflags=-w", "-tags", "waybill_controls", "-o", out, pkg)
 			cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 			cmd.Dir = r.root
 			if msg, err := cmd.CombinedOutput(); err != nil {

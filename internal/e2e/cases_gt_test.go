@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"encoding/base64"
+	"fmt"
 	"net/http"
 	"net/http/cgi"
 	"net/http/httptest"
@@ -49,9 +50,13 @@ func TestCaseGT01(t *testing.T) {
 		repo := filepath.Join(root, "r.git")
 		git(root, "init", "-q", "--bare", "-b", "main", "r.git")
 		git(repo, "config", "http.receivepack", "true")
-		tree := git(repo, "mktree") // of nothing
+		var branches strings.Builder
 		for i := range 60 {
-			git(repo, "update-ref", "refs/heads/b"+strconv.Itoa(i), git(repo, "commit-tree", tree, "-m", strconv.Itoa(i)))
+			fmt.Fprintf(&branches, "commit refs/heads/b%d\ncommitter a <a@b> 0 +0000\ndata <<end\n%d\nend\n", i, i)
+		}
+		if code, out, errs := testkit.Run(t, testkit.Command{Path: bin, Args: []string{"fast-import", "--quiet"}, Dir: repo, Env: []string{"HOME=" + home, "GIT_CONFIG_NOSYSTEM=1"},
+			Stdin: strings.NewReader(branches.String())}); code != 0 {
+			t.Fatalf("git fast-import: %d %s %s", code, out, errs)
 		}
 		git(repo, "update-ref", "refs/heads/main", "refs/heads/b0")
 
