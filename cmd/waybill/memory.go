@@ -23,7 +23,7 @@ const (
 const (
 	// heapShare is the part of the memory limit that the Go runtime is told to stay
 	// within: tables, logs and caches of the journal's store are memory, too, but not its.
-	heapShare = 0.4
+	heapShare = 0.6
 	// leastHeap is below what a proxy at rest needs: a limit under it would make the
 	// collector run all the time.
 	leastHeap = 24 << 20

@@ -271,7 +271,7 @@ func Open(opt Options) (*DB, error) {
 		valueDirGuard:    valueDirLockGuard,
 		orc:              newOracle(opt),
 		pub:              newPublisher(),
-		allocPool:        z.NewAllocatorPool(2), // Waybill: eight kept what nobody asked for again
+		allocPool:        z.NewAllocatorPool(3), // Waybill: eight kept what nobody asked for again
 		bannedNamespaces: &lockedKeys{keys: make(map[uint64]struct{})},
 		threshold:        initVlogThreshold(&opt),
 	}

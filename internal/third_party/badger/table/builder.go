@@ -114,15 +114,11 @@ func (b *Builder) append(data []byte) {
 	y.AssertTrue(len(data) == copy(dst, data))
 }
 
-const maxAllocatorInitialSz = 256 << 20
-
 // NewTableBuilder makes a new TableBuilder.
 func NewTableBuilder(opts Options) *Builder {
-	// Waybill: what a table takes with the ends of its blocks, not twice its size.
-	sz := int(opts.TableSize) + int(opts.TableSize)/2
-	if sz > maxAllocatorInitialSz {
-		sz = maxAllocatorInitialSz
-	}
+	// Waybill: it grows to what the table takes. One of a table's size at once is rounded up to the next power of
+	// two, cleared, and the larger one of two tables of a memtable is as often as not the other.
+	const sz = 1 << 20
 	b := &Builder{
 		alloc: opts.AllocPool.Get(sz, "TableBuilder"),
 		opts:  &opts,
@@ -419,9 +415,17 @@ func (bd *buildData) Copy(dst []byte) int {
 	return written
 }
 
+// Waybill: writers are for writeTo.
+var writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, 256<<10) }}
+
 // Waybill: writeTo writes what Copy copies, size bytes, and makes it durable.
 func (bd *buildData) writeTo(f *os.File, size int) error {
-	w := bufio.NewWriterSize(io.NewOffsetWriter(f, 0), 256<<10)
+	w := writers.Get().(*bufio.Writer)
+	w.Reset(io.NewOffsetWriter(f, 0))
+	defer func() {
+		w.Reset(nil)
+		writers.Put(w)
+	}()
 	written := 0
 	for _, bl := range bd.blockList {
 		n, _ := w.Write(bl.data[:bl.end]) // an error stays: Flush returns it
