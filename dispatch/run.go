@@ -23,6 +23,9 @@ import (
 // in chunks, so that the final step of any answer fits into one transaction.
 const maxMemory = 3 * MaxChunkBytes
 
+// oneRead is as much of an answer as usually comes at once.
+const oneRead = 32 << 10
+
 func bodyOf(s *spool) func() (io.Reader, error) {
 	return func() (io.Reader, error) { return s.reader(), nil }
 }
@@ -523,8 +526,9 @@ func (s *resultSink) Head(status int, h http.Header, length int64) error {
 		s.begin()
 		return nil
 	}
-	if length > 0 && length <= s.memory {
-		s.buf.Grow(int(length))
+	if length > 0 && s.a.s.Method != http.MethodHead {
+		// Of a longer one as much as comes before it leaves the buffer.
+		s.buf.Grow(int(min(length, s.memory+oneRead)))
 	}
 	return nil
 }
@@ -596,10 +600,16 @@ func (s *resultSink) take(p []byte) error {
 	}
 	if s.exec == nil && s.outgrows() {
 		// Auto: what does not fit into the buffer is streamed (H5).
-		held := bytes.Clone(s.buf.Bytes())
-		s.buf.Reset()
+		held := s.buf
+		s.buf = bytes.Buffer{}
 		s.begin()
-		return s.queue(held)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.failed == nil { // nothing is waiting yet
+			s.waiting = held
+			s.room.Broadcast()
+		}
+		return s.failed
 	}
 	for s.buf.Len() > MaxChunkBytes {
 		if err := s.store(s.cut(&s.buf)); err != nil {

@@ -59,13 +59,13 @@ func TestMemoryLimit(t *testing.T) {
 	if err := limitMemory("128MiB", env, log); err != nil {
 		t.Fatal(err)
 	}
-	if got := debug.SetMemoryLimit(-1); got != 53687091 {
+	if got := debug.SetMemoryLimit(-1); got != 80530636 {
 		t.Errorf("heap limit %d", got)
 	}
 	if got := debug.SetGCPercent(100); got != smallPercent {
 		t.Errorf("GOGC %d", got)
 	}
-	if err := limitMemory(memoryAuto, func(string) string { return "1GiB" }, log); err != nil || debug.SetMemoryLimit(-1) != 53687091 {
+	if err := limitMemory(memoryAuto, func(string) string { return "1GiB" }, log); err != nil || debug.SetMemoryLimit(-1) != 80530636 {
 		t.Error("a GOMEMLIMIT of the environment was replaced")
 	}
 }
