@@ -600,8 +600,9 @@ func (s *resultSink) take(p []byte) error {
 	}
 	if s.exec == nil && s.outgrows() {
 		// Auto: what does not fit into the buffer is streamed (H5).
+		// With p, which the screen wrote behind it; what comes next it has to put elsewhere.
 		held := s.buf
-		s.buf = bytes.Buffer{}
+		s.buf, s.screen.scratch, s.lent = bytes.Buffer{}, nil, false
 		s.begin()
 		s.mu.Lock()
 		defer s.mu.Unlock()

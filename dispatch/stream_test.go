@@ -2,13 +2,17 @@ package dispatch
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
+	"math/rand"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"waybill/internal/contract"
 	"waybill/outcome"
@@ -289,6 +293,74 @@ func TestOutgrownBodyIsStreamed(t *testing.T) {
 		if r := b.Do(t.Context(), s); r.Streamed {
 			t.Errorf("%s: streamed", c.name)
 		}
+	}
+}
+
+// TestOutgrownBodyKeepsItsBytes: what a caller reads of an answer that left the buffer, what is
+// stored of it and its digest are the same bytes, whatever pieces it came in and whatever the
+// screen held back or masked. Buffer, screen and stream hand one memory to each other.
+func TestOutgrownBodyKeepsItsBytes(t *testing.T) {
+	contract.Covers(t, "C5", "H4", "H5")
+	seed := time.Now().UnixNano()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewSource(seed))
+	streamed := 0
+	for i := range 20 {
+		b := newBench(t)
+		var sent strings.Builder
+		for n := r.Intn(400 << 10); sent.Len() < n; {
+			fmt.Fprintf(&sent, "%d-%d;", i, sent.Len())
+			switch r.Intn(60) {
+			case 0:
+				sent.WriteString(testSecret)
+			case 1:
+				sent.WriteString(testSecret[:1+r.Intn(len(testSecret)-1)])
+			}
+		}
+		raw, most := sent.String(), []int{100, 900, 5000, 32 << 10}[r.Intn(4)]
+		want, length := strings.ReplaceAll(raw, testSecret, strings.Repeat("*", len(testSecret))), int64(-1)
+		if r.Intn(2) == 0 {
+			length = int64(len(raw))
+		}
+		b.tr.play = func(_ context.Context, _ *Outgoing, sink Sink) Ending {
+			h := http.Header{}
+			if err := sink.Head(200, h, length); err != nil {
+				return Ending{SinkErr: err}
+			}
+			buf := make([]byte, most) // used again for each, as a transport does
+			for rest := raw; rest != ""; {
+				n := copy(buf[:1+r.Intn(most)], rest)
+				rest = rest[n:]
+				if err := sink.Body(buf[:n]); err != nil {
+					return Ending{SinkErr: err}
+				}
+				clear(buf)
+			}
+			return Ending{Sent: Sent{Headers: true, Complete: true}, Status: 200, Header: h, Complete: true, Code: outcome.CodeNone, Framing: "chunked", Bytes: int64(len(raw))}
+		}
+		reply := b.Do(t.Context(), post("llm.example.test", "/", "{}"))
+		if reply.Streamed {
+			streamed++
+		}
+		got, err := io.ReadAll(reply.Body)
+		if err != nil || string(got) != want {
+			t.Fatalf("answer %d: %d bytes of %d, equal %v, %v", i, len(got), len(want), string(got) == want, err)
+		}
+		reply.HandedOver(nil)
+		if err := b.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		res, body, err := b.j.OpenResult(t.Context(), reply.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stored, err := io.ReadAll(body)
+		if err != nil || string(stored) != want || res.Bytes != int64(len(want)) || res.Digest != sumText(sha256.Sum256(stored)) {
+			t.Fatalf("answer %d: stored are %d bytes of %d, equal %v, %v, digest %s", i, len(stored), len(want), string(stored) == want, err, res.Digest)
+		}
+	}
+	if streamed < 5 {
+		t.Errorf("%d of 20 answers are streamed", streamed)
 	}
 }
 

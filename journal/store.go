@@ -47,7 +47,7 @@ func storeOptions(dir string, log badger.Logger, flushed func(version uint64)) b
 		WithMetricsEnabled(false).
 		WithExternalMagic(storeMagic).
 		WithLogger(log)
-	// A compaction holds a buffer of twice the table size for each table it writes. With
+	// A compaction holds a buffer of the size of each table it writes. With
 	// tables that double from level to level 64 MiB of results cost 240 MiB of memory;
 	// with equal ones, measured the same way, a tenth.
 	opt.TableSizeMultiplier = 1

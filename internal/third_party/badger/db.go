@@ -1203,7 +1203,7 @@ func (db *DB) handleMemTableFlush(mt *memTable, dropPrefixes [][]byte) error {
 		return db.flushApart(mt) // Waybill
 	}
 	bopts := buildTableOptions(db)
-	// Waybill: one buffer of the size that is needed, where one for a smaller table was doubled until it fitted.
+	// Waybill: all of the memtable is one table.
 	bopts.TableSize = uint64(db.opt.MemTableSize)
 	itr := mt.sl.NewUniIterator(false)
 	builder := buildL0Table(itr, nil, bopts)

@@ -899,7 +899,7 @@ func (s *levelsController) subcompact(it y.Iterator, kr keyRange, cd compactDef,
 		// Set TableSize to the target file size for that level.
 		bopts.TableSize = uint64(cd.t.fileSz[cd.nextLevel.level])
 		if cd.nextLevel.level == 0 {
-			// Waybill: one table of all of them, which is as much, and not a buffer of 256 MiB.
+			// Waybill: one table of all of them, which is as much.
 			size := int64(1 << 20)
 			for _, t := range cd.top {
 				size += t.Size()

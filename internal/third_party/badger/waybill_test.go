@@ -11,7 +11,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/dgraph-io/badger/v4/options"
@@ -834,6 +837,145 @@ func TestMemoryIsUsedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// Readers of memtables, of their iterators and of tables see whole values, of the key that they
+// asked for, while memtables are written out and their memory is used again.
+func TestReadersWhileMemoryIsUsedAgain(t *testing.T) {
+	opt := DefaultOptions(t.TempDir()).WithMemTableSize(1 << 20).WithValueThreshold(100 << 10).WithNumCompactors(2).WithCompression(options.None).
+		WithLoggingLevel(ERROR).WithNumMemtables(2).WithChecksumVerificationMode(options.OnTableRead)
+	opt.BaseTableSize, opt.TableSizeMultiplier, opt.NoLog = 512<<10, 1, true
+	opt.WrittenOnce = func(a, b []byte) bool { return a[0] == 'w' && b[0] == 'w' }
+	db, err := Open(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const keys = 400
+	value := func(k int, r *rand.Rand) []byte {
+		size := 16 + r.Intn(3000)
+		if r.Intn(50) == 0 {
+			size = 20 << 10
+		}
+		seed := byte(r.Intn(256))
+		v := bytes.Repeat([]byte{byte(k) ^ seed}, size)
+		binary.BigEndian.PutUint64(v, uint64(k))
+		v[8] = seed
+		return v
+	}
+	check := func(what string, key, v []byte) {
+		k := 0
+		if _, err := fmt.Sscanf(string(key[2:]), "%d", &k); err != nil || len(v) < 16 || binary.BigEndian.Uint64(v) != uint64(k) ||
+			!bytes.Equal(v[9:], bytes.Repeat([]byte{byte(k) ^ v[8]}, len(v)-9)) {
+			t.Errorf("%s of %q: %d bytes, %.24q, %v", what, key, len(v), v, err)
+		}
+	}
+	over := time.Now().Add(2 * time.Second)
+	goOn := func() bool { return time.Now().Before(over) && !t.Failed() }
+	var wg sync.WaitGroup
+	var writes atomic.Int64
+	for w := range 2 {
+		wg.Go(func() {
+			r := rand.New(rand.NewSource(int64(w)))
+			for goOn() {
+				err := db.Update(func(txn *Txn) error {
+					for range 5 {
+						k := 2*r.Intn(keys/2) + w
+						if err := txn.Set(fmt.Appendf(nil, "k-%05d", k), value(k, r)); err != nil {
+							return err
+						}
+					}
+					n := int(writes.Add(1))
+					return txn.Set(fmt.Appendf(nil, "w-%09d", n), value(n, r))
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all := func(opt IteratorOptions, pause func()) error {
+		return db.View(func(txn *Txn) error {
+			it := txn.NewIterator(opt)
+			defer it.Close()
+			for it.Rewind(); it.Valid() && !t.Failed(); it.Next() {
+				pause()
+				key := it.Item().KeyCopy(nil)
+				if err := it.Item().Value(func(v []byte) error { check("iterator", key, v); return nil }); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	for g := range 3 {
+		wg.Go(func() {
+			r := rand.New(rand.NewSource(int64(100 + g)))
+			for goOn() {
+				opt := IteratorOptions{PrefetchValues: r.Intn(2) == 0, Reverse: r.Intn(2) == 0, PrefetchSize: 3}
+				pause := func() {
+					if r.Intn(40) == 0 {
+						time.Sleep(time.Millisecond)
+					}
+				}
+				if r.Intn(20) == 0 {
+					if err := all(opt, pause); err != nil {
+						t.Error(err)
+					}
+					continue
+				}
+				key := fmt.Appendf(nil, "k-%05d", r.Intn(keys))
+				if err := db.View(func(txn *Txn) error {
+					item, err := txn.Get(key)
+					if err != nil {
+						return err
+					}
+					return item.Value(func(v []byte) error { check("get", key, v); return nil })
+				}); err != nil && !errors.Is(err, ErrKeyNotFound) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := db.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.VerifyChecksum(); err != nil {
+		t.Error(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if db, err = Open(opt); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	if err := all(DefaultIteratorOptions, func() {}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Memory that nobody asks for again goes.
+func TestMemoryIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var pool skl.Pool
+		list := func() *byte {
+			s := pool.NewSkiplist(1 << 20)
+			defer s.DecrRef()
+			return &s.Memory()[0]
+		}
+		first := list()
+		for range 3 {
+			time.Sleep(4 * time.Second) // each time it waits anew
+			if list() != first {
+				t.Error("it is gone already")
+			}
+		}
+		time.Sleep(6 * time.Second)
+		if list() == first {
+			t.Error("it is still there")
+		}
+	})
 }
 
 // Logs of a program that kept them are replayed and removed.

@@ -25,6 +25,7 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/dgraph-io/badger/v4/y"
@@ -72,19 +73,26 @@ type Skiplist struct {
 	pool    *Pool // Waybill: takes the arena's memory when nobody has the list any more; nil: none
 }
 
-// Waybill: Pool keeps the memory of a skiplist for the next one of the same size. The zero value is ready for use; a
-// fresh arena costs a page fault for every page that is written to, or has to be cleared when it is not fresh.
-// What was read from a list of a pool is gone with the last reference to the list.
+// Waybill: Pool keeps the memory of a skiplist for the next one of the same size, if there is one within keptFor. The
+// zero value is ready for use. A fresh arena costs a page fault for every page that is written to, or has to be
+// cleared when it is not fresh. What was read from a list of a pool is gone with the last reference to the list.
 type Pool struct {
 	mu   sync.Mutex
-	kept []byte // nil: none
+	kept []byte      // nil: none
+	drop *time.Timer // of kept; nil: nothing was kept yet
 }
+
+// keptFor is how long memory waits for a list. Who writes little fills none for minutes.
+const keptFor = 5 * time.Second
 
 // NewSkiplist is NewSkiplist with memory of the pool, where it has some of that size.
 func (p *Pool) NewSkiplist(arenaSize int64) *Skiplist {
 	p.mu.Lock()
 	buf := p.kept
 	p.kept = nil
+	if p.drop != nil {
+		p.drop.Stop() // or what it drops is the next one's, which costs an allocation
+	}
 	p.mu.Unlock()
 	if int64(len(buf)) != arenaSize {
 		buf = make([]byte, arenaSize)
@@ -94,14 +102,23 @@ func (p *Pool) NewSkiplist(arenaSize int64) *Skiplist {
 	return s
 }
 
-// Waybill: Memory is the arena's. For tests.
-func (s *Skiplist) Memory() []byte { return s.arena.buf }
-
 func (p *Pool) put(buf []byte) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.kept = buf
-	p.mu.Unlock()
+	if p.drop == nil {
+		p.drop = time.AfterFunc(keptFor, func() {
+			p.mu.Lock()
+			p.kept = nil
+			p.mu.Unlock()
+		})
+	} else {
+		p.drop.Reset(keptFor)
+	}
 }
+
+// Waybill: Memory is the arena's. For tests.
+func (s *Skiplist) Memory() []byte { return s.arena.buf }
 
 // IncrRef increases the refcount
 func (s *Skiplist) IncrRef() {
