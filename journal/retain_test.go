@@ -196,11 +196,11 @@ func diskUsage(t testing.TB, dir string) (n int64) {
 // records; what is unknown never goes.
 func TestRetentionBySize(t *testing.T) {
 	contract.Covers(t, "M1", "H6", "H7")
-	const limit = 4 << 20
-	load, bound := int64(4*limit), int64(4*limit+48<<20)
+	limit, load := int64(2<<20), int64(12<<20)
 	if os.Getenv("WAYBILL_TEST_LONG") != "" {
-		load = 40 * limit
+		limit, load = 4<<20, 160<<20
 	}
+	bound := 4*limit + 48<<20
 	dir := tempDir(t)
 	opt := testOptions(dir, &hooks.Hooks{NoSync: true, SegmentSlots: 256})
 	opt.MaxBytes = limit
