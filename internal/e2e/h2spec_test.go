@@ -21,6 +21,7 @@ import (
 // caller's side of an intercepted tunnel and against net/http as it comes: nothing
 // fails through Waybill that does not fail there.
 func TestH2Spec(t *testing.T) {
+	t.Parallel()
 	bin := buildIn(t, "h2spec", "github.com/summerwind/h2spec/cmd/h2spec")
 	ca := testkit.NewCA(t)
 	// Bodies are read, as an application does; some tests need an answer with content.

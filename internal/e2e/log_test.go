@@ -84,6 +84,7 @@ var levels = []string{"DEBUG", "INFO", "WARN", "ERROR"}
 // asked for and above; exactly one line tells each action, with the facts of the journal;
 // and at no level is a secret, a field, a query or a body in it (CONTRACT C2, C4).
 func TestLog(t *testing.T) {
+	t.Parallel()
 	contract.Covers(t, "C2", "S1")
 	ca := testkit.NewCA(t)
 	private := testkit.NewCanary(t)

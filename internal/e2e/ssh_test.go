@@ -207,6 +207,7 @@ func facts(v dispatch.ActionView) string {
 // What becomes of commands, told to a real ssh client: its exit code, the first line of
 // its stderr, the record (CONTRACT G9, L6; cases SH-*).
 func TestSSHOutcomes(t *testing.T) {
+	t.Parallel()
 	s := newSSHRig(t, sshOptions{})
 	for _, tc := range []struct {
 		command string

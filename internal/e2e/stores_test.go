@@ -18,6 +18,7 @@ import (
 // variable of the environment leads, not after a redirect, not to a host with another
 // certificate (CONTRACT V2, C2; docs/security.md: the environment is not trusted).
 func TestStoresAreAskedThemselves(t *testing.T) {
+	t.Parallel()
 	contract.Covers(t, "V2", "C2", "G7")
 	ca := testkit.NewCA(t)
 	k := newSources(t, ca)

@@ -265,6 +265,7 @@ func TestFlushApart(t *testing.T) {
 // Whatever is written, deleted, flushed, compacted and opened again, in any order: what is
 // read is what was written last, and no two tables of a level overlap.
 func TestFlushApartRandom(t *testing.T) {
+	t.Parallel()
 	seed := time.Now().UnixNano()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewSource(seed))
@@ -448,6 +449,7 @@ func TestShortLivesDiscard(t *testing.T) {
 
 // A few deletions, scattered over a large family, do not write it again each time.
 func TestScatteredDeletions(t *testing.T) {
+	t.Parallel()
 	db := openSmall(t, smallApart(t))
 	value := bytes.Repeat([]byte{1}, 8<<10)
 	next := 0
@@ -482,6 +484,7 @@ func TestScatteredDeletions(t *testing.T) {
 // What is deleted of families that are written once gives its space back, however little else
 // there is to carry the deletions down.
 func TestFlushApartGivesBack(t *testing.T) {
+	t.Parallel()
 	db := openSmall(t, smallApart(t))
 	const live, size, all = 400, 8 << 10, 4000
 	early := db.NewTransaction(false) // what is deleted meanwhile may not be dropped
@@ -842,6 +845,7 @@ func TestMemoryIsUsedAgain(t *testing.T) {
 // Readers of memtables, of their iterators and of tables see whole values, of the key that they
 // asked for, while memtables are written out and their memory is used again.
 func TestReadersWhileMemoryIsUsedAgain(t *testing.T) {
+	t.Parallel()
 	opt := DefaultOptions(t.TempDir()).WithMemTableSize(1 << 20).WithValueThreshold(100 << 10).WithNumCompactors(2).WithCompression(options.None).
 		WithLoggingLevel(ERROR).WithNumMemtables(2).WithChecksumVerificationMode(options.OnTableRead)
 	opt.BaseTableSize, opt.TableSizeMultiplier, opt.NoLog = 512<<10, 1, true
@@ -1052,6 +1056,7 @@ func TestFlushFails(t *testing.T) {
 
 // A damaged table is refused, wherever the damage is, and does not end the process.
 func TestDamagedTable(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	opt := DefaultOptions(dir).WithMemTableSize(8 << 20).WithNumCompactors(0).WithCompression(options.None).WithLogger(nil).
 		WithChecksumVerificationMode(options.OnTableRead)
