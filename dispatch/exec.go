@@ -502,11 +502,8 @@ type execSink struct {
 
 // A command may wait for an answer to what it wrote, so what may be the beginning of a
 // secret is not held back for long: flushAfter is how long the streams must rest. What
-// is longer than maxIdleHeld is no beginning by chance, and stays.
-const (
-	flushAfter  = 20 * time.Millisecond
-	maxIdleHeld = 16
-)
+// is long enough to tell is no beginning by chance, and stays.
+const flushAfter = 20 * time.Millisecond
 
 // Accepted implements ExecSink.
 func (s *resultSink) Accepted() error {
@@ -554,12 +551,10 @@ func (s *resultSink) flushIdle() {
 		return
 	}
 	for _, stream := range []Stream{Stdout, Stderr} {
-		scr := s.screenOf(stream)
-		if n := scr.stream.Held(); n == 0 || n > maxIdleHeld || scr.reason != "" {
-			continue
-		}
-		if err := s.takeOutput(stream, scr.stream.Flush(nil)); err != nil {
-			x.failed = err
+		if p := s.screenOf(stream).rested(); len(p) > 0 {
+			if err := s.takeOutput(stream, p); err != nil {
+				x.failed = err
+			}
 		}
 	}
 }

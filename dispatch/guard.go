@@ -3,8 +3,11 @@ package dispatch
 import (
 	"bytes"
 	"net/http"
+	"strconv"
+	"strings"
 
 	"waybill/dispatch/leak"
+	"waybill/internal/control"
 )
 
 // maxHeld bounds the bytes of an encoded answer that are held back because nobody
@@ -22,6 +25,9 @@ type screen struct {
 	held      bytes.Buffer    // of an encoded one: not known to be safe
 	released  int64
 	scratch   []byte
+	part      bool  // the body is a part of a larger one
+	bytes     int64 // of a part, so far
+	early     int   // bytes of the stream's tail that are out already
 
 	masked int    // places
 	reason string // why the result is blocked; "": it is not
@@ -50,14 +56,24 @@ func (s *screen) interim(h http.Header) bool { return s.guard.MaskHeader(h) == 0
 // header masks the fields of a head or a trailer in place.
 func (s *screen) header(h http.Header) { s.found(s.guard.MaskHeader(h)) }
 
-// begin takes the head of the final answer.
-func (s *screen) begin(h http.Header) {
+// begin takes the head of the final answer. A body that is a part of a larger one can be put
+// together with others: what it has of a secret at its ends is masked, and what cannot be
+// searched by itself – an encoded part, several parts – is blocked.
+func (s *screen) begin(status int, h http.Header) {
 	if s.guard == nil {
 		return
 	}
 	s.header(h)
 	list, encoded := leak.ContentEncoding(h)
-	if !encoded {
+	s.part = isPart(status, h) && !control.Off("C5-parts")
+	switch {
+	case s.part && (encoded || len(h["Content-Range"]) != 1):
+		s.stop("not_inspected")
+		return
+	case s.part:
+		s.stream = s.guard.Part()
+		return
+	case !encoded:
 		s.stream = s.guard.Stream()
 		return
 	}
@@ -85,10 +101,11 @@ func (s *screen) body(p []byte) []byte {
 	case s.stream != nil:
 		before := s.stream.Masked()
 		s.scratch = s.stream.Write(s.scratch[:0], p)
+		s.bytes += int64(len(p))
 		if s.found(s.stream.Masked() - before); s.reason != "" {
 			return nil
 		}
-		return s.scratch
+		return s.unseen(s.scratch)
 	}
 	found, err := s.inspector.Write(p)
 	if s.judge(found, err); s.reason != "" {
@@ -102,6 +119,44 @@ func (s *screen) body(p []byte) []byte {
 		s.stop("not_inspected")
 	}
 	return nil
+}
+
+// unseen leaves out what rested let go of.
+func (s *screen) unseen(p []byte) []byte {
+	n := min(s.early, len(p))
+	s.early -= n
+	return p[n:]
+}
+
+// rested returns what is let go of a body that rests: a beginning of a secret that is too short
+// to tell. The search goes on behind it.
+func (s *screen) rested() []byte {
+	if s.reason != "" {
+		return nil
+	}
+	tail := s.stream.Tail()
+	if len(tail) >= tellable || len(tail) <= s.early {
+		return nil
+	}
+	p := tail[s.early:]
+	s.early = len(tail)
+	return p
+}
+
+// isPart says whether a body is a part of a larger one (RFC 9110 §14.4, §15.3.7).
+func isPart(status int, h http.Header) bool {
+	ranges := h["Content-Range"]
+	if status != http.StatusPartialContent && (len(ranges) == 0 || status/100 != 2) {
+		return false
+	}
+	if len(ranges) != 1 {
+		return true
+	}
+	// One that is all there is: "bytes=0-" is asked for by those that resume.
+	span, size, _ := strings.Cut(strings.TrimPrefix(ranges[0], "bytes "), "/")
+	first, last, _ := strings.Cut(span, "-")
+	n, err := strconv.ParseInt(size, 10, 64)
+	return err != nil || first != "0" || last != strconv.FormatInt(n-1, 10)
 }
 
 func (s *screen) judge(found bool, err error) {
@@ -134,7 +189,7 @@ func (s *screen) end(complete, cut bool) []byte {
 	}
 	if s.stream != nil && complete && s.reason == "" {
 		rest = s.stream.Flush(s.scratch[:0])
-		if cut && len(rest) >= tellable {
+		if (cut || s.part) && len(rest) >= tellable {
 			for i := range rest {
 				rest[i] = '*'
 			}
@@ -142,6 +197,12 @@ func (s *screen) end(complete, cut bool) []byte {
 				return nil
 			}
 		}
+		if s.part && len(rest) > 0 && len(rest) < tellable && s.bytes == int64(len(rest)) {
+			// All of it is in a secret, of which many such answers would tell the whole; masked it
+			// could be wrong by chance.
+			s.stop("not_inspected")
+			return nil
+		}
 	}
-	return rest
+	return s.unseen(rest)
 }

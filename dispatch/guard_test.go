@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/url"
 	"strings"
@@ -114,6 +115,72 @@ func TestReflectedSecret(t *testing.T) {
 			if ev := rec.Evidence(); (strings.Contains(body, "*") || strings.Contains(r.Header.Get("X-Debug")+r.Header.Get("Location"), "*")) != (ev.Redacted > 0) && !c.blocked {
 				t.Errorf("%s: redacted %d, body %q", c.name, ev.Redacted, body)
 			}
+		}
+	}
+}
+
+// TestSecretInParts: a caller that asks for parts of what holds the secret cannot put it together
+// (C5): whatever two neighbours it is cut into, no eight bytes of it arrive. What cannot be searched
+// by itself is withheld.
+func TestSecretInParts(t *testing.T) {
+	contract.Covers(t, "C5")
+	whole := `{"self":"https://pay.example.test/?api_key=` + testSecret + `","id":7}`
+	ask := func(host, body string, fields ...string) (string, *Reply) {
+		b := newBench(t)
+		b.tr.play = func(_ context.Context, _ *Outgoing, sink Sink) Ending {
+			f := newFeed(fields...)
+			if err := sink.Head(206, f.header, int64(len(body))); err != nil {
+				return Ending{SinkErr: err}
+			}
+			for _, p := range strings.SplitAfter(body, "a") {
+				if err := sink.Body([]byte(p)); err != nil {
+					return Ending{SinkErr: err}
+				}
+			}
+			return Ending{Status: 206, Header: f.header, Bytes: int64(len(body)), Framing: "content_length", Complete: true}
+		}
+		r := b.Do(t.Context(), post(host+".example.test", "/v1/x", "a"))
+		return readBody(t, r), r
+	}
+	part := func(host string, from, to int) (string, *Reply) {
+		return ask(host, whole[from:to], "Content-Range", fmt.Sprintf("bytes %d-%d/%d", from, to-1, len(whole)))
+	}
+	tells := func(s string) bool {
+		for i := 0; i+tellable <= len(testSecret); i++ {
+			if strings.Contains(s, testSecret[i:i+tellable]) {
+				return true
+			}
+		}
+		return false
+	}
+	at := strings.Index(whole, testSecret)
+	for cut := at - 2; cut <= at+len(testSecret)+2; cut++ {
+		for _, r := range [][2]int{{0, cut}, {cut, len(whole)}, {max(cut-12, 0), min(cut+12, len(whole))}} {
+			if got, reply := part("pay", r[0], r[1]); tells(got) || reply.Status == 206 && len(got) != r[1]-r[0] {
+				t.Errorf("bytes %d to %d: %q", r[0], r[1], got)
+			}
+		}
+	}
+	for _, c := range []struct {
+		name string
+		want bool // it arrives
+		body string
+		host string
+		h    []string
+	}{
+		{"nothing of it", true, `{"self":"https://p`, "pay", []string{"Content-Range", "bytes 0-17/70"}},
+		{"one byte that is none of it", true, "{", "pay", []string{"Content-Range", "bytes 0-0/70"}},
+		{"seven bytes within it", false, testSecret[3:10], "pay", []string{"Content-Range", "bytes 40-46/70"}},
+		{"its end, where it blocks", false, testSecret[2:] + `"}`, "block", []string{"Content-Range", "bytes 40-70/70"}},
+		{"its beginning, where it blocks", false, `{"x":"` + testSecret[:9], "block", []string{"Content-Range", "bytes 0-14/70"}},
+		{"several parts", false, "--x\r\n\r\n" + testSecret[:9] + "\r\n--x--", "pay", []string{"Content-Type", "multipart/byteranges; boundary=x"}},
+		{"encoded", false, gzipped(t, whole)[10:], "pay", []string{"Content-Encoding", "gzip", "Content-Range", "bytes 10-99/100"}},
+		{"all of it, encoded, and clean", true, gzipped(t, "clean"), "pay", []string{"Content-Encoding", "gzip", "Content-Range", fmt.Sprintf("bytes 0-%d/%d", len(gzipped(t, "clean"))-1, len(gzipped(t, "clean")))}},
+		{"no secret on the route", true, testSecret[3:10], "search", []string{"Content-Range", "bytes 40-46/70"}},
+	} {
+		got, r := ask(c.host, c.body, c.h...)
+		if arrived := r.Status == 206 && got == c.body; arrived != c.want || !arrived && (r.Envelope == nil || facts(r).Code != outcome.CodeResultContainsSecret) {
+			t.Errorf("%s: %d %q", c.name, r.Status, got)
 		}
 	}
 }

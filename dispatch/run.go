@@ -38,8 +38,8 @@ func (a *action) run(conn Conn) {
 	sink := a.newSink()
 	if a.out.Exec != nil {
 		sink.exec = &execSink{streamed: a.s.Exec.Streamed, stderr: a.p.screen(a.secrets, a.route.Leak)}
-		sink.screen.begin(http.Header{})
-		sink.exec.stderr.begin(http.Header{})
+		sink.screen.begin(0, nil)
+		sink.exec.stderr.begin(0, nil)
 		defer close(a.over)
 	}
 	reply := a.attempt(conn, sink)
@@ -518,7 +518,7 @@ func (s *resultSink) Informational(status int, h http.Header) {
 
 func (s *resultSink) Head(status int, h http.Header, length int64) error {
 	s.status, s.header, s.length = status, relayedHeader(h), length
-	s.screen.begin(s.header)
+	s.screen.begin(status, s.header)
 	if status/100 == 3 {
 		s.wire = sha256.New()
 	}

@@ -16,7 +16,7 @@
 //
 // A masked byte becomes '*', so that lengths stay true.
 //
-// What is not found: a part of the secret, other encodings (an upstream that holds
+// What is not found: a part of the secret (but for the parts of a Part), other encodings (an upstream that holds
 // the secret and means to betray it can always invent one), text in other character
 // sets than those that contain ASCII, and archives that are content and not a content
 // coding.
@@ -183,6 +183,20 @@ func (g *Guard) Stream() *Stream {
 	st := &stream{}
 	st.scan.reset(g.open())
 	return &Stream{open: func() *stream { return st }}
+}
+
+// PartSymbols is how much of the end of a secret a part of a text may begin with, in bytes of
+// the secret, characters of its base64 or digits of its base 16, before it is found.
+const PartSymbols = MinSecretBytes
+
+// Part returns a Stream for a body that is a part of a larger one (RFC 9110 §14): at its
+// beginning the end of a secret is masked, too. Whoever flushes it decides about its end.
+func (g *Guard) Part() *Stream {
+	s := g.Stream()
+	if s != nil {
+		s.open().scan.cut()
+	}
+	return s
 }
 
 // Write takes the next piece of the body and appends to dst what may be released

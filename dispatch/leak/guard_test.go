@@ -504,3 +504,51 @@ func FuzzStream(f *testing.F) {
 		}
 	})
 }
+
+// TestPart: what a part of a text begins with of the end of a secret is masked, in any form and
+// wherever it was cut, in whatever pieces it comes. What is no secret is left alone.
+func TestPart(t *testing.T) {
+	const secret = "CANARY-part/5f0c!a7d41e"
+	g := leak.New([]byte(secret))
+	b64 := func(before int) string {
+		return base64.StdEncoding.EncodeToString([]byte(strings.Repeat("x", before) + secret + "yy"))
+	}
+	var percent, json strings.Builder
+	for _, c := range []byte(secret) {
+		fmt.Fprintf(&percent, "%%25%02X", c)
+		fmt.Fprintf(&json, `\\u00%02x`, c)
+	}
+	for form, spelling := range map[string]int{secret: 1, hex.EncodeToString([]byte(secret)): 1, b64(0): 1, b64(1): 1, b64(2): 1, percent.String(): 5, json.String(): 7} {
+		for cut := 1; cut < len(form); cut++ {
+			text := form[cut:] + " and what follows it"
+			for _, step := range []int{1, 5, len(text)} {
+				st := g.Part()
+				var out []byte
+				for rest := text; rest != ""; {
+					n := min(step, len(rest))
+					out = st.Write(out, []byte(rest[:n]))
+					rest = rest[n:]
+				}
+				out = st.Flush(out)
+				if len(out) != len(text) || !strings.HasSuffix(string(out), " and what follows it") {
+					t.Fatalf("%q became %q", text, out)
+				}
+				// Base64 ends with up to five characters of what follows.
+				for piece := range strings.SplitSeq(strings.TrimSuffix(string(out), " and what follows it"), "*") {
+					if len(piece) >= (leak.PartSymbols+1)*spelling+5 {
+						t.Fatalf("cut at %d in pieces of %d, %q became %q", cut, step, text, out)
+					}
+				}
+			}
+		}
+	}
+	for _, plain := range []string{"", "e", "a7d41e and no more", "the quick brown fox", secret[9:20] + "?", "x" + secret[5:]} {
+		st := g.Part()
+		if out := string(st.Flush(st.Write(nil, []byte(plain)))); out != plain && plain != "x"+secret[5:] {
+			t.Errorf("%q became %q", plain, out)
+		}
+	}
+	if (*leak.Guard)(nil).Part() != nil {
+		t.Error("a Part of no Guard")
+	}
+}

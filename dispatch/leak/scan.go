@@ -19,6 +19,8 @@ type scanner struct {
 	index   map[state]int32
 	spans   []span // found by the last scan
 	room    [2][4]thread
+	// seeds is at how many of the next bytes a text may go on that began before them: within a pattern.
+	seeds int
 }
 
 // state is a place in a pattern: within the spelling of a symbol.
@@ -44,6 +46,26 @@ func (sc *scanner) reset(k *known) {
 	}
 	sc.known, sc.pos = k, 0
 	sc.threads, sc.next, sc.spans = sc.threads[:0], sc.next[:0], sc.spans[:0]
+	sc.seeds = 0
+}
+
+// longestSpelling is the length of the longest spelling of a symbol: a line's end in a
+// string within a string and an escaped "+" (TestLongestSpelling).
+const longestSpelling = 13
+
+// cut says that the text begins within another one. It may begin with the end of a match, of
+// which PartSymbols symbols or more are looked for, and before that with the end of a spelling.
+func (sc *scanner) cut() { sc.seeds = longestSpelling }
+
+// seed lets a match be under way at the offset at.
+func (sc *scanner) seed(at int64) {
+	sp := sc.known.sp
+	for p := range sc.known.patterns {
+		symbols := sc.known.patterns[p].symbols
+		for k := 1; k+PartSymbols <= len(symbols); k++ {
+			sc.threads = append(sc.threads, thread{state{uint32(p), uint32(k), sp.roots[symbols[k]]}, at})
+		}
+	}
 }
 
 // settled is the offset up to which no match can begin any more that is not known.
@@ -66,8 +88,14 @@ func (sc *scanner) scan(p []byte) {
 	}
 	f := sc.known.filter
 	i := 0
+	for ; sc.seeds > 0 && i < len(p); i++ {
+		at := sc.pos + int64(i)
+		sc.seed(at)
+		sc.step(p[i], at)
+		sc.seeds--
+	}
 	if !sc.idle() {
-		i = sc.run(p, 0, 0)
+		i = sc.run(p, i, i)
 	}
 	for i < len(p) {
 		first, hit := f.skip(p, i)
