@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"waybill/internal/control"
 	"waybill/outcome"
 	"waybill/routes"
 )
@@ -324,6 +325,9 @@ func (b *background) schedule(last Record) {
 		return // the configuration has changed; the action waits for a caller
 	}
 	rec = rec.At(now)
+	if rec.leftToCaller() {
+		return
+	}
 	err := rec.MayRepeat(now)
 	wait := delay(&rec, route.Contract.Retry, now)
 	if err == nil {
@@ -348,6 +352,13 @@ func (b *background) schedule(last Record) {
 		return
 	}
 	b.due[rec.ID] = time.AfterFunc(wait, func() { b.run(rec.ID) })
+}
+
+// leftToCaller reports whether only the caller, or a person, repeats the action: it was refused,
+// and whoever heard that may send the request again. Nothing would tell that one from ours, unless
+// a key does or two are as good as one (CONTRACT O1: one of the two decides).
+func (r *Record) leftToCaller() bool {
+	return r.Facts.Outcome == outcome.Rejected && !r.Repeatable() && r.Bound.Key == nil && !control.Off("O1-one-repeats")
 }
 
 func (b *background) run(id ActionID) {

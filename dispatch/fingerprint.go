@@ -99,9 +99,11 @@ func sumText(sum [sha256.Size]byte) string {
 
 // meaningful are the fields beside the content type that say what a request is, where
 // target and body do not (CONTRACT D1): the operation of a protocol that sends them all
-// to one path, the source or destination of a copy, the part of an upload. Without them
-// an answer to one operation would be taken for that of another.
+// to one path, the source or destination of a copy, the part of an upload, the account or
+// project on whose behalf a credential acts. Without them an answer to one operation would
+// be taken for that of another.
 var meaningful = []string{
+	"Stripe-Account", "Stripe-Context", "Openai-Organization", "Openai-Project", "X-Goog-User-Project",
 	"Soapaction", "X-Amz-Target", "X-Http-Method", "X-Http-Method-Override", "X-Method-Override",
 	"Destination", "X-Amz-Copy-Source", "X-Goog-Copy-Source", "X-Ms-Copy-Source",
 	"Content-Range", "Upload-Offset",

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"waybill/internal/control"
 	"waybill/outcome"
 	"waybill/routes"
 )
@@ -94,7 +95,11 @@ func relativeTo(ref, base string) (path, query string, hasQuery bool) {
 // an attempt of its own, recorded together with the end of the one before it (R1, R2,
 // F1). It returns nil when the redirect is to be relayed after all, since nothing of
 // the new attempt was handed over; an error when its record is indeterminate.
-func (a *action) again(ctx context.Context, next *Outgoing, end *Ending, sink *resultSink) (Conn, error) {
+//
+// Where the method changes, the request that was answered is not made again, but another one
+// that asks for what came of it: it was carried out (G5), and no answer to the other one takes
+// that back.
+func (a *action) again(ctx context.Context, out, next *Outgoing, end *Ending, sink *resultSink) (Conn, error) {
 	rest := restUnsafe // as for any other hand-over (E3)
 	if a.route.Repeatable(next.Method) {
 		rest = restRepeatable
@@ -108,7 +113,11 @@ func (a *action) again(ctx context.Context, next *Outgoing, end *Ending, sink *r
 	}
 	events := a.events
 	a.evidence(end, sink)
-	a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: &Ended{Facts: outcome.Success(), Source: outcome.RemoteResponse, Followed: true}})
+	facts := outcome.Success()
+	if next.Method != out.Method && !control.Off("R1-redirect-resolves-the-first") {
+		facts = outcome.Facts{Phase: outcome.ResultDelivery, Outcome: outcome.Committed, Retry: outcome.Never, Code: outcome.CodeResultNotRetained}
+	}
+	a.add(Event{Type: AttemptResolved, Attempt: a.tries, Ended: &Ended{Facts: facts, Source: outcome.RemoteResponse, Followed: true}})
 	info := conn.Info()
 	info.Unresolved = a.advice
 	if a.further != nil {

@@ -149,6 +149,69 @@ func TestFollowedAttemptDecides(t *testing.T) {
 	}
 }
 
+// TestRedirectToAnotherMethod: a POST that was answered with a redirect to a GET was carried out.
+// What the GET comes to takes nothing back, and nobody is told to send the POST again.
+func TestRedirectToAnotherMethod(t *testing.T) {
+	contract.Covers(t, "R1", "G5", "A9", "A10", "O1")
+	carriedOut := outcome.Facts{Phase: outcome.ResultDelivery, Outcome: outcome.Committed, Retry: outcome.Never, Code: outcome.CodeResultNotRetained}
+	for name, c := range map[string]struct {
+		status int
+		play   func(context.Context, *Outgoing, Sink) Ending
+		want   outcome.Facts
+	}{
+		"found":         {303, answerWith(200, "made"), outcome.Success()},
+		"gone":          {303, answerWith(404, "none"), carriedOut},
+		"gone, 301":     {301, answerWith(404, "none"), carriedOut},
+		"gone, 302":     {302, answerWith(404, "none"), carriedOut},
+		"refused":       {303, endWith(outcome.CodeRemoteRefused), carriedOut},
+		"busy":          {303, answerWith(429, "", "Retry-After", "1"), carriedOut},
+		"unknown":       {303, endWith(outcome.CodeRemoteOutcomeUnknown), carriedOut},
+		"broken":        {303, answerWith(500, "oh"), outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Committed, Retry: outcome.Reconcile, Code: outcome.CodeRemoteError}},
+		"the same, 307": {307, answerWith(404, "none"), outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Rejected, Retry: outcome.AfterCorrection, Code: outcome.CodeRemoteRejected}},
+	} {
+		b := newBench(t)
+		b.tr.play = func(ctx context.Context, out *Outgoing, sink Sink) Ending {
+			if out.RawPath == "/v1/x" {
+				return answerWith(c.status, "", "Location", "/v1/y")(ctx, out, sink)
+			}
+			return c.play(ctx, out, sink)
+		}
+		r := b.Do(t.Context(), post("hop.example.test", "/v1/x", "amount=5"))
+		posts := 0
+		for _, out := range b.tr.sent {
+			if out.Method == "POST" && out.RawPath == "/v1/x" {
+				posts++
+			}
+		}
+		rec := b.j.last()
+		if facts(r) != c.want || rec.Facts != c.want || posts != 1 {
+			t.Errorf("%s: answered %+v, recorded %+v, %d times sent", name, facts(r), rec.Facts, posts)
+		}
+		if c.want == carriedOut && (r.Status != 410 || r.Header.Get("Retry-After") != "" || rec.MayRepeat(testTime) == nil) {
+			t.Errorf("%s: %d %v, to be repeated: %v", name, r.Status, r.Header, rec.MayRepeat(testTime) == nil)
+		}
+	}
+	// Killed between the two: what is on record is enough.
+	b := newBench(t)
+	b.tr.play = hops(303, "/v1/y")
+	b.Do(t.Context(), post("hop.example.test", "/v1/x", "amount=5"))
+	var rec Record
+	for _, ev := range b.j.events[b.j.last().ID] {
+		if ev.Type == RequestSent && ev.Attempt == 2 {
+			break
+		}
+		var err error
+		if rec, err = Apply(rec, &ev.Event, ev.Seq); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ev, open := Interrupt(&rec, testTime)
+	after, err := Apply(rec, &ev, rec.LastSeq+1)
+	if !open || err != nil || after.Facts != carriedOut {
+		t.Errorf("%v %v %+v", open, err, after.Facts)
+	}
+}
+
 // TestFollowedDigest: an answer that is followed is on record with the digest of its whole
 // body, also of an end that might have become a secret.
 func TestFollowedDigest(t *testing.T) {

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -112,6 +113,16 @@ func (r *Record) Decision() outcome.Decision {
 // Decide first, then what limits it (CONTRACT O1, J4, H7). It is pure; now is a time of
 // the journal.
 func (r *Record) MayRepeat(now time.Time) error {
+	err := r.mayLease(now)
+	if err == nil && r.notKept() {
+		return ErrRetryRefused
+	}
+	return err
+}
+
+// mayLease is MayRepeat as Apply asks it. What it has once allowed it must allow for ever: the
+// verifier asks it again.
+func (r *Record) mayLease(now time.Time) error {
 	now = r.later(now)
 	if r.Bound == nil || r.Tunnel != nil || r.Bound.Approval {
 		return ErrRetryRefused // an approval is spent once: a repeat is a new action (D3)
@@ -160,6 +171,11 @@ func (r *Record) repeatOver(at time.Time) error {
 	return nil
 }
 
+// notKept reports whether an attempt's result was had and not kept, whichever attempt decides.
+func (r *Record) notKept() bool {
+	return slices.ContainsFunc(r.Attempts, func(a Attempt) bool { return notKept(a.Facts.Code) })
+}
+
 // notKept tells endings whose result Waybill had and did not keep: they are never
 // re-created by executing again (CONTRACT H7).
 func notKept(c outcome.Code) bool {
@@ -181,7 +197,7 @@ func applyLease(r *Record, ev *Event) error {
 		case r.LeaseActive(l.Process, ev.At):
 			return fmt.Errorf("%s: %w", ev.Type, ErrLeaseHeld)
 		}
-		if err := r.MayRepeat(ev.At); err != nil {
+		if err := r.mayLease(ev.At); err != nil {
 			return fmt.Errorf("%s: %w", ev.Type, err)
 		}
 		held := *l

@@ -84,6 +84,8 @@ type Pipeline struct {
 
 	windowOnce sync.Once
 	window     *windowClock
+	endings    moments // of actions that guard against repeats
+	relays     moments // of redirects to other origins
 	engine     atomic.Pointer[background]
 	ending     chan struct{} // closed when draining begins
 }
@@ -677,8 +679,8 @@ func (a *action) guard(ctx context.Context) *Refusal {
 	case !rec.GuardsRepeats(), rec.ID.String() == a.s.Supersedes, a.key != nil && a.key.Replaces == rec.ID.String():
 		return nil
 	}
-	// A clock that went backwards keeps the guard up.
-	if age := a.now().Sub(rec.EndedAt); age > a.route.Limits.Duplicates {
+	// A clock that was set keeps the guard up, whichever way.
+	if a.p.endedFor(&rec) > a.route.Limits.Duplicates {
 		return nil
 	}
 	r := refusal(outcome.CodeDuplicateSuspected, "request.headers.waybill-supersedes", "duplicate", "An equal request has an outcome that is not settled; naming it in Waybill-Supersedes sends this one all the same.")

@@ -634,6 +634,7 @@ func TestGuard(t *testing.T) {
 		"other action":    func(s *Submission) { s.Header.Set("Soapaction", `"urn:b"`) },
 		"other source":    func(s *Submission) { s.Header.Set("X-Amz-Copy-Source", "/b/k") },
 		"other part":      func(s *Submission) { s.Header.Set("Content-Range", "bytes 8-15/16") },
+		"other account":   func(s *Submission) { s.Header.Set("Stripe-Account", "acct_B") },
 	} {
 		if r := again(mod); facts(r).Code != outcome.CodeRemoteOutcomeUnknown {
 			t.Errorf("%s: %v", name, facts(r).Code)
@@ -662,10 +663,44 @@ func TestGuard(t *testing.T) {
 	if r := again(nil); facts(r).Code != outcome.CodeDuplicateSuspected {
 		t.Errorf("a clock that jumped back opened the guard: %v", facts(r).Code)
 	}
-	clock.at = testTime.Add(11 * time.Minute)
-	if r := again(nil); facts(r).Code != outcome.CodeRemoteOutcomeUnknown {
-		t.Errorf("after the window: %v", facts(r).Code)
+	// One that jumped forward, while the process runs, makes nothing older: not what it remembers
+	// of its own, not what was there when it began.
+	for _, there := range []bool{false, true} {
+		clock.at = testTime
+		p := b.Pipeline
+		if there {
+			p = New(b.cfg)
+			p.windows()
+		}
+		clock.at = testTime.Add(10 * 365 * 24 * time.Hour)
+		s := post("pay.example.test", "/v1/x", "amount=5", "Content-Type", "text/plain")
+		if r := p.Do(t.Context(), s); facts(r).Code != outcome.CodeDuplicateSuspected {
+			t.Errorf("a clock that jumped forward opened the guard (ended before the process began: %v): %v", there, facts(r).Code)
+		}
 	}
+	// Nor what ended since then.
+	clock.at = testTime.Add(time.Hour)
+	again(func(s *Submission) { s.RawPath = "/v1/z" })
+	clock.at = testTime.Add(10 * 365 * 24 * time.Hour)
+	if r := again(func(s *Submission) { s.RawPath = "/v1/z" }); facts(r).Code != outcome.CodeDuplicateSuspected {
+		t.Errorf("a clock that jumped forward opened the guard of a young action: %v", facts(r).Code)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		for _, restarted := range []bool{false, true} {
+			b := newBench(t)
+			b.tr.play = endWith(outcome.CodeRemoteOutcomeUnknown)
+			p := b.Pipeline
+			for after, want := range []outcome.Code{outcome.CodeRemoteOutcomeUnknown, outcome.CodeDuplicateSuspected, outcome.CodeRemoteOutcomeUnknown} {
+				if r := p.Do(t.Context(), post("pay.example.test", "/v1/x", "amount=5")); facts(r).Code != want {
+					t.Errorf("%d minutes later (restarted: %v): %v", 6*after, restarted, facts(r).Code)
+				}
+				time.Sleep(6 * time.Minute)
+				if restarted {
+					p = New(b.cfg)
+				}
+			}
+		}
+	})
 	// Complete 5xx count; refusals, successes and repeatable operations do not.
 	for _, c := range []struct {
 		host, method string

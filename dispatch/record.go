@@ -176,7 +176,7 @@ func (r *Record) Deciding() *Attempt {
 	var best *Attempt
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
-		if a.End != nil && a.End.Followed && r.dispatchedAfter(i) || r.spokenFor(i) {
+		if a.End != nil && a.End.Followed && !a.carriedOut() && r.dispatchedAfter(i) || r.spokenFor(i) {
 			continue
 		}
 		if best == nil || weight(a.Facts.Outcome) > weight(best.Facts.Outcome) ||
@@ -186,6 +186,10 @@ func (r *Record) Deciding() *Attempt {
 	}
 	return best
 }
+
+// carriedOut reports whether a redirect that was followed with another method ended the attempt:
+// the next one does not make its request again (R1).
+func (a *Attempt) carriedOut() bool { return a.Facts.Code == outcome.CodeResultNotRetained }
 
 // spokenFor reports whether a later attempt's refusal resolves the i-th (A10).
 func (r *Record) spokenFor(i int) bool {

@@ -18,8 +18,26 @@ import (
 )
 
 // redirectWindow is how long a relayed redirect to another origin is remembered
-// (CONTRACT R3): longer than any client takes to follow one.
+// (CONTRACT R3): longer than any client takes to follow one. It begins anew whenever the
+// redirect is relayed from the store (H3, I9), and with the process, which does not know when
+// another one did that.
 const redirectWindow = time.Hour
+
+// Relayed is told that the action's stored answer goes to its caller.
+func (p *Pipeline) Relayed(rec *Record) {
+	if rec.RedirectKey() != "" {
+		p.relays.note(rec.ID, redirectWindow)
+	}
+}
+
+// relayedWithin reports whether the action's answer may have been relayed that recently.
+func (p *Pipeline) relayedWithin(d time.Duration, rec *Record) bool {
+	age, known := p.relays.since(rec.ID)
+	if !known {
+		age = time.Since(p.windows().since)
+	}
+	return age <= d
+}
 
 // locationOf resolves a Location field against the target it answers (RFC 9110
 // §10.2.2, RFC 3986 §5.2). ok is false for one that names no http(s) origin of its
@@ -232,7 +250,7 @@ func (a *action) followsRedirect(ctx context.Context) *Refusal {
 		return nil
 	case err != nil:
 		return a.unreadable(err)
-	case a.now().Sub(rec.EndedAt) > redirectWindow:
+	case !a.p.relayedWithin(redirectWindow, &rec):
 		return nil
 	case rec.Result != nil && (slices.Contains(a.route.RedirectFrom, rec.Result.RedirectFrom) || rec.Result.RedirectFrom == a.addressed.Origin()):
 		return nil

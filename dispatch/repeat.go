@@ -7,9 +7,11 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"mime"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"waybill/internal/control"
@@ -28,12 +30,60 @@ const maxKeyBytes = 255
 type windowClock struct {
 	process string
 	base    time.Time
+	wall    time.Time // what the system's clock said at since
 	since   time.Time // carries the monotonic clock
+}
+
+// moments remembers when something was last so of an action, by the monotonic clock.
+type moments struct {
+	mu sync.Mutex
+	at map[ActionID]moment
+}
+
+type moment struct {
+	at   time.Time // carries the monotonic clock
+	keep time.Duration
+}
+
+// fewMoments is from where on those that are over are looked for and left out.
+const fewMoments = 64
+
+// note is told that it is so now, and for how long somebody may ask.
+func (m *moments) note(id ActionID, keep time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n := len(m.at); n >= fewMoments && n&(n-1) == 0 {
+		maps.DeleteFunc(m.at, func(_ ActionID, one moment) bool { return time.Since(one.at) > one.keep })
+	}
+	if m.at == nil {
+		m.at = make(map[ActionID]moment)
+	}
+	m.at[id] = moment{time.Now(), keep}
+}
+
+func (m *moments) since(id ActionID) (age time.Duration, known bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	one, known := m.at[id]
+	return time.Since(one.at), known
+}
+
+// endedFor is how long ago an action ended. A clock that jumps while the process runs makes it
+// no older (CONTRACT M3, T5); one that was set back makes it younger.
+func (p *Pipeline) endedFor(rec *Record) time.Duration {
+	if age, known := p.endings.since(rec.ID); known {
+		return age
+	}
+	if w := p.windows(); !rec.EndedAt.After(w.wall) {
+		return w.wall.Sub(rec.EndedAt) + time.Since(w.since) // it had ended by then
+	}
+	return p.cfg.Clock.Now().Sub(rec.EndedAt)
 }
 
 func (p *Pipeline) windows() *windowClock {
 	p.windowOnce.Do(func() {
-		w := &windowClock{process: rand.Text(), base: p.cfg.Clock.Now(), since: time.Now()}
+		now := p.cfg.Clock.Now()
+		w := &windowClock{process: rand.Text(), base: now, wall: now.Round(0), since: time.Now()}
 		n := 0
 		for rec, err := range p.cfg.Journal.Actions(context.Background(), Filter{Limit: 64}) {
 			if n++; err != nil || n > 64 {
@@ -283,6 +333,7 @@ func (a *action) recordedReply(rec Record) *Reply {
 				return body, err
 			}}}
 		reply.HandedOver = a.handedOver(true)
+		a.p.Relayed(&rec)
 	case errors.Is(err, ErrResultDropped):
 		// Never executed again for its answer's sake (H7).
 		f := outcome.Facts{Phase: outcome.ResultDelivery, Outcome: rec.Facts.Outcome, Retry: outcome.Never, Code: outcome.CodeResultExpired}

@@ -37,7 +37,11 @@ func repeatRoutes() []routes.Route {
 		return routes.Route{Name: name, Match: routes.Match{Hosts: []string{name + ".example.test"}}, Contract: c, Limits: routes.Limits{Request: routes.MaxKeptRequest, Connect: time.Second, Tries: 1},
 			Inject: []routes.Injection{{Header: "Authorization", Value: "Bearer ${secret}", Credential: "pay"}}}
 	}
+	// A parameter belongs to one request: Waybill repeats none of these for who waits.
+	bound := route("bound-background", routes.Contract{RefusedBeforeExecution: []int{429}, Retry: budget(true)})
+	bound.Inject = []routes.Injection{{Kind: routes.InjectQuery, Name: "key", Value: "${secret}", Credential: "pay"}}
 	return []routes.Route{
+		bound,
 		route("keyed", routes.Contract{Idempotency: keyContract()}),
 		route("keyed-refuse", routes.Contract{Idempotency: keyContract(), OnRepeat: routes.RepeatRefuse}),
 		route("keyed-body", routes.Contract{Idempotency: with(func(k *routes.Idempotency) { k.Header, k.Field = "", "meta.key" })}),
@@ -46,6 +50,7 @@ func repeatRoutes() []routes.Route {
 		route("keyed-unreviewed", routes.Contract{Idempotency: with(func(k *routes.Idempotency) { k.Reviewed = "" })}),
 		route("keyed-retry", routes.Contract{Idempotency: keyContract(), Retry: budget(false)}),
 		route("keyed-background", routes.Contract{Idempotency: keyContract(), Retry: budget(true)}),
+		route("background", routes.Contract{RefusedBeforeExecution: []int{429}, Retry: budget(true)}),
 		route("repeat-retry", routes.Contract{Repeatable: &yes, Retry: budget(false)}),
 		route("precondition", routes.Contract{Conditional: true}),
 		route("meaning", routes.Contract{Responses: []routes.Response{{Status: 409, Outcome: outcome.Committed, Retry: outcome.Never}, {Status: 500, Outcome: outcome.Unknown}}}),
@@ -560,6 +565,88 @@ func TestBudgetEndsWithTheCaller(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestResultOfARepeatIsHadOnce: a repeat whose result was had and not kept ends the repeats, though
+// an earlier attempt decides what is known (H7); what the caller is told is on record.
+func TestResultOfARepeatIsHadOnce(t *testing.T) {
+	contract.Covers(t, "H7", "A4", "A10", "O1")
+	limit := endWith(outcome.CodeResultLimit)
+	broken := func(context.Context, *Outgoing, Sink) Ending {
+		return Ending{Status: 200, Code: outcome.CodeResultStoreFailed, SinkErr: errors.New("no room")}
+	}
+	for name, second := range map[string]func(context.Context, *Outgoing, Sink) Ending{"too large": limit, "no room": broken} {
+		for _, host := range []string{"keyed", "keyed-retry", "repeat-retry"} {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.tr.play = script(lost, second, answerWith(200, "again"))
+				r := b.do(t, keyed(host, "k", "x"))
+				if host == "keyed" {
+					r = b.do(t, keyed(host, "k", "x"))
+				}
+				rec, _ := b.j.Action(context.Background(), r.ID)
+				if n := b.tr.count(); n != 2 || len(rec.Attempts) != 2 {
+					t.Fatalf("%s, %s: %d sent, %d attempts", name, host, n, len(rec.Attempts))
+				}
+				if rec.MayRepeat(testTime) == nil || rec.Facts.Outcome != outcome.Unknown || rec.Facts.Retry != outcome.Reconcile || facts(r) != rec.Facts {
+					t.Errorf("%s, %s: recorded %+v, answered %+v", name, host, rec.Facts, facts(r))
+				}
+				// Killed before the stop was on record.
+				bare := rec
+				bare.Stopped = ""
+				if bare.project(); bare.MayRepeat(testTime) == nil {
+					t.Errorf("%s, %s: may be repeated after a restart", name, host)
+				}
+				if r := b.do(t, keyed(host, "k", "x")); host != "repeat-retry" && b.tr.count() != 2 {
+					t.Errorf("%s, %s: sent again: %+v", name, host, facts(r))
+				}
+			})
+		}
+	}
+}
+
+// TestRefusalIsLeftToItsCaller: who was told that a refused request may be sent again sends it.
+// Without a key nothing would tell that from a repeat of Waybill's own, now or after a restart
+// (O1): it makes none.
+func TestRefusalIsLeftToItsCaller(t *testing.T) {
+	contract.Covers(t, "O1", "A4", "J3")
+	busy := answerWith(429, "", "Retry-After", "5")
+	for _, c := range []struct {
+		name, host string
+		drain      bool // within the pause before the next attempt
+	}{{"what is injected belongs to one request", "bound-background", false}, {"the proxy ends", "background", true}} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			stop, err := b.Background(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.tr.play = script(busy, answerWith(201, "made"), answerWith(201, "made twice"))
+			if c.drain {
+				time.AfterFunc(time.Second, func() { _ = b.Drain(context.Background()) })
+			}
+			r := b.Do(context.Background(), post(c.host+".example.test", "/v1/x", "amount=5"))
+			if r.Status != 429 || facts(r).Retry != outcome.Backoff || r.Header.Get("Retry-After") == "" || b.tr.count() != 1 {
+				t.Fatalf("%s: %d %v, %d sent", c.name, r.Status, r.Header, b.tr.count())
+			}
+			time.Sleep(time.Minute)
+			stop()
+			b2 := New(b.cfg)
+			if stop, err = b2.Background(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+			stop()
+			if n := b.tr.count(); n != 1 {
+				t.Errorf("%s: %d sent beside what its caller sends", c.name, n)
+			}
+			// A person still can.
+			if r := b2.RetryKept(context.Background(), r.ID, time.Minute); facts(r) != outcome.Success() || b.tr.count() != 2 {
+				t.Errorf("%s: by hand: %+v, %d sent", c.name, facts(r), b.tr.count())
+			}
+			_ = b2.Drain(context.Background())
+		})
+	}
 }
 
 // TestKeptRequest: what is kept holds no secret, survives the process, and goes when it is

@@ -52,6 +52,9 @@ func (a *action) run(conn Conn) {
 		reply = a.attempt(again, sink)
 	}
 	defer a.p.later(reply.Record)
+	if rec := &reply.Record; !rec.Facts.IsSuccess() && rec.GuardsRepeats() {
+		a.p.endings.note(rec.ID, a.route.Limits.Duplicates)
+	}
 	a.ending = reply
 	a.stage(metrics.StageCommit)
 	killpoint.At("dispatch-committed")
@@ -166,7 +169,7 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 		if next == nil {
 			break
 		}
-		c, err := a.again(ctx, next, end, sink)
+		c, err := a.again(ctx, out, next, end, sink)
 		if err != nil {
 			a.p.cfg.Logger.Error("dispatch record is indeterminate", slog.String("action", a.id.String()), slog.Any("err", err))
 			a.events = nil
@@ -189,6 +192,10 @@ func (a *action) attempt(conn Conn, sink *resultSink) (reply *Reply) {
 	reply = a.resolve(end, sink)
 	if reply.Upgraded == nil && end.Pipe != nil {
 		_ = end.Pipe.Close()
+	}
+	if rec := &reply.Record; rec.Ended && rec.Facts.Outcome == outcome.Unknown && (rec.Facts.Retry == outcome.Backoff || rec.Facts.Retry == outcome.SameIdempotencyKey) && rec.notKept() {
+		// An earlier attempt decides, but this one's result was had (H7).
+		reply = a.stopped(reply, StoppedNotKept)
 	}
 	return reply
 }
@@ -253,11 +260,16 @@ func (a *action) resolve(end *Ending, sink *resultSink) *Reply {
 	if rec.ResultOf != a.tries && !rec.Relaxed {
 		// An earlier attempt decides (A10): this answer is not the action's, and whoever saw
 		// its status alone would take it for that.
-		reply := a.answer(rec, rec.Facts, "The answer to the repeat resolves that attempt only.")
+		why := "The answer to the repeat resolves that attempt only."
+		if rec.Facts.Code == outcome.CodeResultNotRetained {
+			why = "The request was carried out and answered with a redirect; what that led to does not take it back."
+		}
+		reply := a.answer(rec, rec.Facts, why)
 		a.log(rec, reply.Status)
 		return reply
 	}
 	a.committed = true
+	a.p.Relayed(&rec)
 	reply := a.relay(rec, result, sink)
 	a.log(rec, reply.Status)
 	return reply

@@ -433,6 +433,7 @@ func (a *api) result(rec dispatch.Record) {
 		return
 	}
 	defer func() { _ = body.Close() }()
+	a.p.pipeline.Relayed(&rec)
 	h := a.w.Header()
 	for k, v := range rec.ResultHeader(&res) {
 		if !slices.Contains(notForwarded, k) {

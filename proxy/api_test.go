@@ -112,6 +112,11 @@ func TestFetchResult(t *testing.T) {
 					t.Errorf("Proxy-Status %q", ps)
 				}
 			}
+			b.pipe.mu.Lock()
+			if n := len(b.pipe.relayed); n < 2 || b.pipe.relayed[n-1] != id {
+				t.Errorf("the pipeline was told of %v", b.pipe.relayed)
+			}
+			b.pipe.mu.Unlock()
 			theirs := b.as(other, w, "GET", "/v1/actions/"+id.String()+"/result")
 			nobody := b.as(other, w, "GET", "/v1/actions/"+newID().String()+"/result")
 			junk := b.as(other, w, "GET", "/v1/actions/act_1/result")

@@ -45,6 +45,7 @@ type scripted struct {
 	subs     []seen
 	connects []string
 	handed   []error
+	relayed  []dispatch.ActionID
 
 	// answer is called with each request that is not refused; nil: 200 "ok".
 	answer func(ctx context.Context, s *seen) *dispatch.Reply
@@ -116,6 +117,12 @@ func (p *scripted) Connect(_ context.Context, _ dispatch.Caller, authority strin
 
 func (p *scripted) Tunnel(ctx context.Context, _ dispatch.Caller, authority string, established func() (net.Conn, error)) *dispatch.Reply {
 	return p.tunnel(ctx, authority, established)
+}
+
+func (p *scripted) Relayed(rec *dispatch.Record) {
+	p.mu.Lock()
+	p.relayed = append(p.relayed, rec.ID)
+	p.mu.Unlock()
 }
 
 // requests returns what was submitted, and forgets it.

@@ -30,6 +30,8 @@ type Pipeline interface {
 	// established, which accepts the CONNECT and returns the caller's connection. A
 	// reply is a refusal that was not written.
 	Tunnel(ctx context.Context, c dispatch.Caller, authority string, established func() (net.Conn, error)) *dispatch.Reply
+	// Relayed is told that an action's stored answer goes to its caller.
+	Relayed(rec *dispatch.Record)
 }
 
 // Limits bound what one caller's connection may take. Zero fields get the default.
