@@ -292,6 +292,12 @@ func reconciled(f outcome.Facts) outcome.Facts {
 	return f
 }
 
+// LeftToRepeat reports whether the action ended without effect and may be repeated: what is known
+// of it may become more than that at any time.
+func (r *Record) LeftToRepeat() bool {
+	return r.Ended && r.Bound != nil && r.Stopped == "" && (r.Facts.Outcome == outcome.NotAttempted || r.Facts.Outcome == outcome.Rejected) && r.Decision().Step.Repeats()
+}
+
 // KeepsRequest reports whether the sealed request is still needed: of an action that the
 // background engine may repeat.
 func (r *Record) KeepsRequest() bool {

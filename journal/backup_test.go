@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"io/fs"
 	"os"
@@ -36,6 +37,15 @@ func TestBackupOfAHeldRequest(t *testing.T) {
 	refused := keyedBatch(newID(), "k")
 	mustAppend(t, j, refused)
 	mustAppend(t, j, dispatch.Batch{Action: refused.Action, Events: []dispatch.Event{evResponse(1, 429), evResolved(1, facts(outcome.RemoteExecution, outcome.Rejected, outcome.Backoff, outcome.CodeRemoteRejected))}})
+	// What a caller was told that it may repeat, as this action, and may have since (F2).
+	later := newID()
+	mustAppend(t, j, dispatch.Batch{Action: later, Events: []dispatch.Event{evAccepted("ci", ""), evBound("g"), {Type: dispatch.ActionRefused, At: now, Ended: &dispatch.Ended{
+		Facts: facts(outcome.ConnectionSetup, outcome.NotAttempted, outcome.Backoff, outcome.CodeConnectionRefused), Stage: outcome.StageDNS, Source: outcome.TransportObserved}}}})
+	never := newID()
+	mustAppend(t, j, dispatch.Batch{Action: never, Events: []dispatch.Event{evAccepted("ci", ""), evBound("h"), evRefused()}})
+	if rec := mustAction(t, j, later); !rec.LeftToRepeat() || rec.MayRepeat(now) != nil {
+		t.Fatalf("%+v", rec.Facts)
+	}
 	var file bytes.Buffer
 	if _, err := j.Backup(bg, &file); err != nil {
 		t.Fatal(err)
@@ -59,6 +69,11 @@ func TestBackupOfAHeldRequest(t *testing.T) {
 	}
 	closeTest(t, j)
 	j, _ = openWith(t, testOptions(to, nil))
+	for _, id := range []dispatch.ActionID{later, refused.Action} {
+		if rec, err := j.Action(bg, id); !errors.Is(err, dispatch.ErrQuarantined) {
+			t.Errorf("in quarantine: %+v %v", rec.Facts, err)
+		}
+	}
 	if err := j.Acknowledge("this is the last backup"); err != nil {
 		t.Fatal(err)
 	}
@@ -69,8 +84,13 @@ func TestBackupOfAHeldRequest(t *testing.T) {
 			t.Errorf("%+v, awaits %v", rec.Facts, rec.AwaitsApproval())
 		}
 	}
-	if rec := mustAction(t, j, refused.Action); rec.Facts.Outcome != outcome.Unknown || rec.Facts.Retry != outcome.Reconcile || rec.KeepsRequest() {
-		t.Errorf("repeated after a restore: %+v", rec.Facts)
+	for _, id := range []dispatch.ActionID{later, refused.Action} {
+		if rec := mustAction(t, j, id); rec.Facts.Outcome != outcome.Unknown || rec.Facts.Retry != outcome.Reconcile || rec.KeepsRequest() || rec.MayRepeat(now) == nil && id == later {
+			t.Errorf("repeated after a restore: %+v", rec.Facts)
+		}
+	}
+	if rec := mustAction(t, j, never); rec.Facts.Outcome != outcome.NotAttempted {
+		t.Errorf("what nobody may have repeated: %+v", rec.Facts)
 	}
 	mustVerify(t, j)
 	closeTest(t, j)

@@ -35,6 +35,8 @@ type Journal struct {
 	// in quarantine and when opened for reading.
 	named   map[dispatch.ActionID]lostAttempt
 	unnamed uint64 // position.unnamed
+	// restored: this is a backup that was not acknowledged yet, or at the start before.
+	restored bool
 
 	queue  chan *request
 	hurry  chan struct{} // somebody in the queue waits

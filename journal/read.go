@@ -30,7 +30,7 @@ func (j *Journal) Action(_ context.Context, id dispatch.ActionID) (dispatch.Reco
 		if p == nil {
 			return dispatch.Record{}, dispatch.ErrQuarantined
 		}
-		if _, ahead := j.named[id]; ahead || !p.rec.Ended {
+		if _, ahead := j.named[id]; ahead || !p.rec.Ended || j.restored && p.rec.LeftToRepeat() {
 			return p.rec, dispatch.ErrQuarantined
 		}
 		return p.rec.At(j.opt.Now()), nil

@@ -2,7 +2,6 @@ package journal
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -163,7 +162,7 @@ func (j *Journal) open() error {
 		return err
 	}
 	at.unnamed = w.unnamed(&at)
-	if j.folder.has(nameRestored) {
+	if j.restored = j.folder.has(nameRestored); j.restored {
 		// The journal that the backup was taken of went on: what was open may have been sent
 		// since, an approved request above all (F2, D3).
 		at.unnamed = max(at.unnamed, at.head.seq)
@@ -211,7 +210,7 @@ func (j *Journal) open() error {
 			at.lost = append(at.lost, lostAttempt{id, len(p.rec.Attempts) + 1, false})
 		}
 	}
-	if j.folder.has(nameRestored) {
+	if j.restored {
 		more, err := j.repeatedSince()
 		if err != nil {
 			return err
@@ -698,31 +697,21 @@ func (j *Journal) eachIn(family byte, f func(dispatch.ActionID, *projection)) er
 	})
 }
 
-// repeatedSince names, in a restored journal, the further attempts that the background may
-// have made since the backup of what had been refused with a time to wait (F2, O1). Where an
-// outcome is unknown a repeat is safe by its own ground, or not made.
+// repeatedSince names, in a restored journal, the further attempts that may have been made since
+// the backup, by the background or with Waybill-Retry-Of or a key, of what had not happened or had
+// been refused, with leave to repeat it (F2, I9, O1). Where an outcome is unknown a repeat is safe
+// by its own ground, or not made.
 func (j *Journal) repeatedSince() (out []lostAttempt, err error) {
-	ids, err := j.KeptActions(context.Background())
-	if err != nil {
-		return nil, err
-	}
-	for _, id := range ids {
-		p, err := j.stored(id)
-		if errors.Is(err, dispatch.ErrActionNotFound) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if rec := &p.rec; rec.Ended && rec.KeepsRequest() && rec.Facts.Outcome == outcome.Rejected {
+	err = j.eachIn(famTime, func(id dispatch.ActionID, p *projection) {
+		if p.rec.LeftToRepeat() {
 			n := 0
-			for i := range rec.Attempts {
-				n = max(n, rec.Attempts[i].N)
+			for i := range p.rec.Attempts {
+				n = max(n, p.rec.Attempts[i].N)
 			}
 			out = append(out, lostAttempt{id, n + 1, false})
 		}
-	}
-	return out, nil
+	})
+	return out, err
 }
 
 // loadUnresolved tells the metrics of the actions about which something may still be
