@@ -100,6 +100,10 @@ func (j *joined) mine(s session) dispatch.Filter {
 
 // join finds the running proxy of the data folder, or starts one.
 func (a *app) join(ctx context.Context, data string, flags *runFlags) (*joined, error) {
+	// Whoever serves, this process holds the variables that the child does not get: it must
+	// not read them from /proc either (CONTRACT C2). It must not inherit a lowered core
+	// limit: only the memory of this process is protected.
+	protectMemory()
 	facts, cfgErr := a.loadFacts()
 	client, err := a.running(ctx, data)
 	if err == nil {
@@ -120,9 +124,6 @@ func (a *app) join(ctx context.Context, data string, flags *runFlags) (*joined, 
 	if err != nil {
 		return nil, err
 	}
-	// The child must not inherit a lowered core limit: here only the memory of this
-	// process is protected.
-	protectMemory()
 	logger := newLogger(a.stderr, level, "text")
 	redirectStandardLog(logger)
 	since := time.Now()

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"net/http"
 	"net/url"
 	"os"
@@ -99,5 +100,36 @@ func TestCanary(t *testing.T) {
 	}
 	if n := strings.Count(arrived(pay), "placeholder"); n != 0 {
 		t.Errorf("the placeholder went along %d times", n)
+	}
+}
+
+// TestRunHidesItsOwnEnvironment: variables that are taken away from the child of run are not
+// in reach in its parent's /proc either, whether run starts a proxy or joins one (CONTRACT C2).
+func TestRunHidesItsOwnEnvironment(t *testing.T) {
+	contract.Covers(t, "C2")
+	r := newRig(t, testkit.NewCA(t), rigOptions{top: "  hidden: {from: {env: E2E_HIDDEN}}\n"})
+	hidden := testkit.NewCanary(t)
+	r.env = []string{"E2E_HIDDEN=" + hidden.Value()}
+	const script = `tr '\0' '\n' </proc/$PPID/environ; env; tr '\0' ' ' </proc/$PPID/cmdline`
+	for _, joined := range []bool{false, true} {
+		t.Run(fmt.Sprintf("joined=%t", joined), func(t *testing.T) {
+			if joined {
+				r.start()
+			}
+			c := testkit.Command{
+				Path: r.bin, Args: []string{"run", "--allow-any-filesystem", "--", "sh", "-c", script}, Dir: r.dir,
+				Env: append([]string{"WAYBILL_CONFIG=" + r.config, "WAYBILL_DATA=" + r.data}, r.env...),
+			}
+			if os.Geteuid() == 0 {
+				// With its capabilities root reads every process: without them it is a user as others.
+				c.Args = append([]string{"--bounding-set", "-all", "--inh-caps", "-all", c.Path}, c.Args...)
+				c.Path = testkit.RequireTool(t, "setpriv")
+			}
+			code, out, errs := testkit.Run(t, c)
+			if code != 0 || !strings.Contains(out, "WAYBILL_SESSION=") || !strings.Contains(out, "allow-any-filesystem") {
+				t.Fatalf("waybill run: %d %s %s", code, out, errs)
+			}
+			testkit.Search(t, hidden, testkit.InString("child", out+errs))
+		})
 	}
 }
