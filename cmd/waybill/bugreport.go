@@ -121,6 +121,7 @@ func (a *app) collect(ctx context.Context, limit int, quick bool) (bundle, error
 	if d.status != nil {
 		st := *d.status
 		st.Data, st.Admin, st.NotReady, st.Audit = hide(st.Data), hide(st.Admin), hide(st.NotReady), nil
+		st.SecretVariables = nil
 		if st.JournalHealth != nil {
 			st.JournalHealth.Reason = hide(st.JournalHealth.Reason)
 		}

@@ -144,16 +144,17 @@ func (a *app) shellProxy(ctx context.Context, data string, login bool) (string, 
 		if cfgErr != nil {
 			facts = &configFacts{}
 		}
+		st, err := client.status(ctx)
+		if err != nil {
+			return "", nil, err
+		}
+		facts.hide(st)
 		if login || facts.callersAuthenticate {
 			s, err := client.openSession(ctx, "env")
 			if err != nil {
 				return "", nil, err
 			}
 			return reachableURL(s.ProxyURL), facts, nil
-		}
-		st, err := client.status(ctx)
-		if err != nil {
-			return "", nil, err
 		}
 		return "http://" + reachable(st.Proxy), facts, nil
 	case !errors.Is(err, errNotRunning):

@@ -132,6 +132,12 @@ func (a *app) loadFacts() (*configFacts, error) {
 	}, nil
 }
 
+// hide adds the variables of a running proxy: its configuration may be another than ours,
+// and what it reads secrets from is nothing for a program either (CONTRACT C2).
+func (f *configFacts) hide(st proxyStatus) {
+	f.secretVars = slices.Concat(f.secretVars, st.SecretVariables)
+}
+
 // routed reports whether a route takes the host.
 func (f *configFacts) routed(host string) bool {
 	return f.snapshot != nil && slices.ContainsFunc(f.snapshot.Routes(), func(r *routes.Route) bool { return r.TakesHost(host) })

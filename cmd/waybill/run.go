@@ -44,7 +44,7 @@ Joins the proxy that runs with this data folder, or starts one for as long as
 the program runs. The program gets a session of its own, the proxy variables,
 trust in Waybill's CA, and placeholder keys for client libraries that refuse to
 start without one; it never gets a secret. Variables from which the
-configuration reads secrets are taken away from it.
+configuration, or that of the running proxy, reads secrets are taken away from it.
 
 The exit code is the program's (128 + n when signal n ended it). Waybill's own
 failures: 125 could not prepare, 126 cannot execute, 127 no such program. At the
@@ -108,8 +108,8 @@ func (a *app) join(ctx context.Context, data string, flags *runFlags) (*joined, 
 	client, err := a.running(ctx, data)
 	if err == nil {
 		if cfgErr != nil {
-			// The proxy has its configuration; ours only serves to find secret variables.
-			_, _ = fmt.Fprintf(a.stderr, "waybill: %v; joined a running proxy, but variables that hold its secrets, if any, are not taken away from the program\n", cfgErr)
+			// The proxy has its configuration, and tells which variables hold its secrets.
+			_, _ = fmt.Fprintf(a.stderr, "waybill: %v; joined a running proxy without it\n", cfgErr)
 			facts = &configFacts{}
 		}
 		return &joined{client: client, facts: facts}, nil
@@ -194,6 +194,11 @@ func (a *app) runJoined(cmd *cobra.Command, flags *runFlags, data string, j *joi
 	if name == "" {
 		name = filepath.Base(args[0])
 	}
+	st, err := j.client.status(ctx)
+	if err != nil {
+		return 0, err
+	}
+	j.facts.hide(st)
 	s, err := j.client.openSession(ctx, sessionName(name))
 	if err != nil {
 		return 0, fmt.Errorf("session: %w", err)
@@ -212,7 +217,7 @@ func (a *app) runJoined(cmd *cobra.Command, flags *runFlags, data string, j *joi
 		return 0, fmt.Errorf("environment: %w", err)
 	}
 	built.Set["WAYBILL_SESSION"] = s.ID
-	if st, err := j.client.status(ctx); err == nil && st.SSH != "" {
+	if st.SSH != "" {
 		// "waybill connect" takes the session's credentials from the proxy variables.
 		built.Set[sshVariable] = reachable(st.SSH)
 	}

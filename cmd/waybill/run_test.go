@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -327,6 +328,56 @@ func TestRunEnvironmentAndExitCode(t *testing.T) {
 	r = b.waybill("run", "--print-env")
 	if r.code != 0 || !strings.Contains(r.stdout, "NODE_USE_ENV_PROXY=1\n") || !strings.Contains(r.stdout, "# unset RUN_TEST_SECRET\n") || strings.Contains(r.stdout, "wbs_") {
 		t.Errorf("run --print-env: %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+}
+
+// What the running proxy reads secrets from is taken away from a program, whatever the
+// configuration that run, or env, finds itself (CONTRACT C2).
+func TestRunHidesTheRunningProxysVariables(t *testing.T) {
+	contract.Covers(t, "C2")
+	b := newRunBed(t, "")
+	b.serve()
+	b.env = append(b.env, "RUN_TEST_OTHER=of-the-other", "RUN_TEST_KEPT=kept")
+	for name, own := range map[string]string{
+		"other":  "version: 1\ncredentials:\n  own: {from: {env: RUN_TEST_OTHER}}\nroutes:\n  - {name: a, match: {host: a.example.test}, inject: [{header: X-Key, value: \"${secret}\", credential: own}]}\n",
+		"broken": "version: 1\ntyop: 1\n",
+		"none":   "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := filepath.Join(b.dir, name+".yaml")
+			if own != "" {
+				put(t, b.dir, name+".yaml", []byte(own))
+			}
+			r := b.waybill("run", "--config", config, "--", "env")
+			env := strings.Split(r.stdout, "\n")
+			if r.code != 0 || strings.Contains(r.stdout, runSecret) || lookup(env, "RUN_TEST_SECRET") != "" {
+				t.Errorf("the child sees a variable from which the running proxy reads a secret: %d\n%s", r.code, r.stderr)
+			}
+			if lookup(env, "RUN_TEST_KEPT") != "kept" || (lookup(env, "RUN_TEST_OTHER") == "") != (name == "other") {
+				t.Error("the variables of the own configuration, and no others, are taken away, too")
+			}
+			if warned := strings.Contains(r.stderr, "joined a running proxy without it"); warned != (name != "other") {
+				t.Errorf("standard error: %s", r.stderr)
+			}
+			if r := b.waybill("env", "--shell", "sh", "--config", config); r.code != 0 || !strings.Contains(r.stdout, "unset RUN_TEST_SECRET\n") {
+				t.Errorf("env: %d\n%s%s", r.code, r.stdout, r.stderr)
+			}
+		})
+	}
+}
+
+// A bug report, which is for others, names none of them.
+func TestBugreportNamesNoVariable(t *testing.T) {
+	b := newRunBed(t, "")
+	b.serve()
+	r := b.waybill("bugreport", "--no-clients", "-o", "-")
+	z, err := gzip.NewReader(strings.NewReader(r.stdout))
+	if err != nil {
+		t.Fatalf("%d %v %s", r.code, err, r.stderr)
+	}
+	all, err := io.ReadAll(z)
+	if err != nil || !bytes.Contains(all, []byte("status.json")) || bytes.Contains(all, []byte("RUN_TEST_SECRET")) {
+		t.Errorf("the bundle: %v\n%s", err, all)
 	}
 }
 

@@ -33,6 +33,7 @@ type moreStatus struct {
 	UptimeSeconds    int64           `json:"uptime_seconds"`
 	Admin            string          `json:"admin"`
 	Routes           int             `json:"routes"`
+	SecretVariables  []string        `json:"secret_variables"` // names of those that secrets are read from
 	Ready            bool            `json:"ready"`
 	NotReady         string          `json:"not_ready,omitempty"`
 	Unresolved       int             `json:"unresolved"`        // ended, outcome unknown
@@ -42,9 +43,10 @@ type moreStatus struct {
 }
 
 func (s *server) moreStatus() moreStatus {
+	b := s.pipeline.Binding()
 	m := moreStatus{
 		StartedAt: s.started, UptimeSeconds: int64(time.Since(s.started).Seconds()), Admin: "unix:" + s.adminPath,
-		Routes: len(s.pipeline.Binding().Snapshot.Routes()), Unresolved: s.metrics.UnresolvedNow(), ApprovalsWaiting: -1,
+		Routes: len(b.Snapshot.Routes()), SecretVariables: append([]string{}, b.Credentials.EnvNames()...), Unresolved: s.metrics.UnresolvedNow(), ApprovalsWaiting: -1,
 	}
 	err := s.ready()
 	if m.Ready = err == nil; err != nil {
