@@ -46,7 +46,7 @@ type ExplainedHeader struct {
 	Mode       string `json:"mode,omitempty"` // "": a field
 	Header     string `json:"header"`         // the field, or where else the secret goes
 	Template   string `json:"template,omitempty"`
-	Credential string `json:"credential"`
+	Credential string `json:"credential,omitempty"` // "" in what a caller is told
 }
 
 // ErrBadURL is returned by Explain for text that is no absolute http(s) URL.
@@ -63,6 +63,22 @@ func (s *Snapshot) Explain(method, rawURL string) (Explanation, error) {
 // and refuses what the caller may not use (CONTRACT V4, L8).
 func (s *Snapshot) ExplainTo(caller, method, rawURL string) (Explanation, error) {
 	return s.explain(method, rawURL, &caller)
+}
+
+// ExplainFor is ExplainTo for the caller's own eyes. What the operator wrote for himself is
+// not in it: names of credentials and the forms they are put in, who else may use a route,
+// and by which addresses the host is reached; nothing is told of a route that the caller
+// may not use (CONTRACT V4, L8).
+func (s *Snapshot) ExplainFor(caller, method, rawURL string) (Explanation, error) {
+	e, err := s.ExplainTo(caller, method, rawURL)
+	e.Callers, e.Resolve, e.Proxy = nil, "", ""
+	for i := range e.Inject {
+		e.Inject[i].Template, e.Inject[i].Credential = "", ""
+	}
+	if r := s.Route(e.Route); r != nil && !r.AllowsCaller(caller) {
+		e.Route, e.Reason = "", "This caller may not use the route that takes this request."
+	}
+	return e, err
 }
 
 // told is the message to a caller, or to the operator, who is nil: of the nearest route

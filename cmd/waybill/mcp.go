@@ -94,7 +94,7 @@ func (a *app) mcp(ctx context.Context, flags *mcpFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	tools := &mcpTools{client: c, snapshot: a.loadSnapshot, progressEvery: 2 * time.Second}
+	tools := &mcpTools{client: c, caller: sessionName(flags.session), snapshot: a.loadSnapshot, progressEvery: 2 * time.Second}
 	served := make(chan error, 1)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -233,7 +233,7 @@ func explainedSchema() object {
 	return withFailure(object{
 		"decision": object{"type": "string", "enum": []string{"forward", "deny", "refuse", "tunnel", "no_route"}},
 		"method":   text(""), "target": text("without query"), "route": text(""), "reason": text("why it is not forwarded"),
-		"inject":   object{"type": "array", "items": object{"type": "object"}, "description": "names only"},
+		"inject":   object{"type": "array", "items": object{"type": "object"}, "description": "the places only"},
 		"contract": object{"type": "object"}, "limits": object{"type": "object"},
 		"advice": object{"type": "array", "items": object{"type": "object", "properties": object{
 			"at": text("the point at which it stops"), "phase": phaseSchema(), "outcome": outcomeSchema(), "retry": retrySchema(), "code": codeSchema(), "next": text(""),

@@ -147,7 +147,7 @@ func (b *runBed) inProcess(every time.Duration) *mcpHost {
 		b.t.Fatal(err)
 	}
 	near, far := mcp.NewInMemoryTransports()
-	s, err := (&mcpTools{client: c, snapshot: a.loadSnapshot, progressEvery: every}).server().Connect(b.t.Context(), far, nil)
+	s, err := (&mcpTools{client: c, caller: "mcp", snapshot: a.loadSnapshot, progressEvery: every}).server().Connect(b.t.Context(), far, nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -402,6 +402,72 @@ func (h *mcpHost) refusals(origin string) {
 		if f, _ := outcome.Of(outcome.CodeInvalidRequest); !got.failed || got.envelope == nil || got.envelope.Facts() != f || got.envelope.Evidence.Field != c.field {
 			h.t.Errorf("%s %v: %s", c.tool, c.args, got.raw)
 		}
+	}
+}
+
+// TestMCPExplainsToTheCaller: an agent that asks what would become of a request learns no
+// name of a credential, nothing of a route that is others', and nothing of what is wrong in
+// the configuration (CONTRACT V4, L8, C2).
+func TestMCPExplainsToTheCaller(t *testing.T) {
+	contract.Covers(t, "V4", "L8")
+	dir := t.TempDir()
+	a := &app{configFlag: filepath.Join(dir, "waybill.yaml"), stderr: io.Discard}
+	near, far := mcp.NewInMemoryTransports()
+	s, err := (&mcpTools{caller: "agent", snapshot: a.loadSnapshot, progressEvery: time.Second}).server().Connect(t.Context(), far, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &mcpHost{t: t}
+	h.connect(near)
+	t.Cleanup(func() { _ = h.session.Close(); _ = s.Wait() })
+
+	const text = `version: 1
+credentials:
+  hidden-id: {from: {env: HIDDEN_VARIABLE}}
+routes:
+  - name: mine
+    match: {host: mine.example.test}
+    callers: [agent, hidden-ops]
+    inject: [{header: X-Key, value: "Hidden ${secret}", credential: hidden-id}]
+    upstream: {resolve: {mine.example.test: "192.0.2.77:443"}}
+  - name: far
+    match: {host: far.example.test}
+    inject: [{header: X-Key, value: "Hidden ${secret}", credential: hidden-id}]
+    upstream: {proxy: "http://192.0.2.77:3128"}
+  - name: hidden-route
+    match: {host: ops.example.test, path: /v1/**}
+    callers: [hidden-ops]
+    inject: [{header: X-Key, value: "Hidden ${secret}", credential: hidden-id}]
+  - name: shut
+    match: {host: shut.example.test}
+    deny: true
+`
+	explained := func(config, url string) *called {
+		t.Helper()
+		put(t, dir, "waybill.yaml", []byte(config))
+		got := h.call("explain_route", map[string]any{"url": url})
+		for _, private := range []string{"hidden", "Hidden", "HIDDEN", "192.0.2.77", dir} {
+			if strings.Contains(string(got.raw)+got.text, private) {
+				t.Errorf("%s: the agent is told of %q: %s%s", url, private, got.raw, got.text)
+			}
+		}
+		return got
+	}
+	for url, want := range map[string]string{
+		"https://mine.example.test/x": "forward", "https://far.example.test/x": "forward", "https://ops.example.test/v1/x": "deny",
+		"https://ops.example.test/v2/x": "no_route", "https://shut.example.test/": "deny", "https://none.example.test/": "no_route",
+	} {
+		var doc explainDocument
+		got := explained(text, url)
+		if err := json.Unmarshal(got.raw, &doc); err != nil || got.failed || doc.Decision != want {
+			t.Errorf("%s: %v %s", url, err, got.raw)
+		}
+		if want == "forward" && (len(doc.Inject) != 1 || doc.Inject[0].Header != "X-Key" || len(doc.Advice) == 0 || doc.Contract == nil) {
+			t.Errorf("%s: what the caller may know is missing: %s", url, got.raw)
+		}
+	}
+	if got := explained("version: 1\nhidden: 192.0.2.77\n", "https://mine.example.test/"); !got.failed || !strings.Contains(got.text, "waybill check") {
+		t.Errorf("a mistake in the configuration: %s", got.raw)
 	}
 }
 

@@ -28,6 +28,7 @@ Every failure says in its first sentence what may be done now. "Outcome unknown:
 // mcpTools are the tools of "waybill mcp". All go through one session's client.
 type mcpTools struct {
 	client        *client.Client
+	caller        string // the session's name, as routes know it
 	snapshot      func() (*routes.Snapshot, error)
 	progressEvery time.Duration
 }
@@ -89,7 +90,7 @@ func (m *mcpTools) server() *mcp.Server {
 	}, m.listActions)
 	addTool(s, &mcp.Tool{
 		Name:        "explain_route",
-		Description: "What the configuration makes of a request, without sending it: the route, the names of what is injected, whether it may be repeated, and the advice for each point at which it could stop.",
+		Description: "What the configuration makes of a request, without sending it: the route, the places where something is injected, whether it may be repeated, and the advice for each point at which it could stop.",
 		Annotations: reading("Explain a route"), InputSchema: explainSchema(), OutputSchema: explainedSchema(),
 	}, m.explainRoute)
 	return s
@@ -200,10 +201,12 @@ func failure(err error) *toolAnswer {
 		// Of a reading tool: nothing was asked of any remote side.
 		f := outcome.Facts{Phase: outcome.ConnectionSetup, Outcome: outcome.NotAttempted, Retry: outcome.Backoff, Code: outcome.CodeConnectionLost}
 		return local(f, outcome.Evidence{Reason: "proxy_unreachable"}, "The proxy does not answer; nothing was read.")
-	default:
-		f := outcome.Facts{Phase: outcome.Validation, Outcome: outcome.NotAttempted, Retry: outcome.Never, Code: outcome.CodeInternal}
-		return local(f, outcome.Evidence{}, err.Error())
 	}
+	internal := outcome.Facts{Phase: outcome.Validation, Outcome: outcome.NotAttempted, Retry: outcome.Never, Code: outcome.CodeInternal}
+	if errors.Is(err, errNoConfiguration) {
+		return local(internal, outcome.Evidence{Reason: "configuration"}, "The configuration cannot be read; \"waybill check\" tells a person why.")
+	}
+	return local(internal, outcome.Evidence{}, err.Error())
 }
 
 // Sizes of bodies in answers, in bytes: the model's context is small, and the rest is
@@ -629,6 +632,9 @@ type explainInput struct {
 	URL    string `json:"url"`
 }
 
+// errNoConfiguration has no cause: it would quote the configuration, which is no agent's matter.
+var errNoConfiguration = errors.New("the configuration cannot be read")
+
 func (m *mcpTools) explainRoute(_ context.Context, _ *mcp.CallToolRequest, in explainInput) (*toolAnswer, error) {
 	if in.URL == "" {
 		return nil, badArgument("url", "The URL is missing.")
@@ -638,10 +644,11 @@ func (m *mcpTools) explainRoute(_ context.Context, _ *mcp.CallToolRequest, in ex
 	}
 	s, err := m.snapshot()
 	if err != nil {
-		return nil, fmt.Errorf("the configuration cannot be read: %w", err)
+		return nil, errNoConfiguration
 	}
 	method := strings.ToUpper(in.Method)
-	e, err := s.Explain(method, in.URL)
+	// An agent asks: what the configuration keeps from callers is not for it (CONTRACT V4).
+	e, err := s.ExplainFor(m.caller, method, in.URL)
 	if err != nil {
 		return nil, badArgument("url", "It is not a URL that a route could take; write for example https://host/path.")
 	}
