@@ -295,6 +295,19 @@ func (a *api) private() {
 	h.Set("X-Content-Type-Options", "nosniff")
 }
 
+// inertPolicy forbids a document everything: it has an origin of its own, runs nothing,
+// loads nothing and is in no frame.
+const inertPolicy = "sandbox; default-src 'none'; frame-ancestors 'none'"
+
+// Inert makes of what an origin sent a document that can do nothing where Waybill gives
+// it out: opened in a browser, its scripts would speak to the API as pages of Waybill's own
+// (CONTRACT V5). What the origin says of its page stays, for those who read it. It cannot
+// loosen this: of several policies each holds, and of several sandboxes the last.
+func Inert(h http.Header) {
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Add("Content-Security-Policy", inertPolicy)
+}
+
 // list writes the actions that match the query as JSON lines, newest first.
 func (a *api) list() {
 	f, bad := a.filter()
@@ -443,6 +456,7 @@ func (a *api) result(rec dispatch.Record) {
 	if _, ok := h["Content-Type"]; !ok {
 		h["Content-Type"] = nil // or net/http would guess one
 	}
+	Inert(h)
 	// The length of what is stored, not of what another method would have returned.
 	h.Set("Content-Length", strconv.FormatInt(res.Bytes, 10))
 	if len(res.Trailer) > 0 && a.r.ProtoAtLeast(1, 1) {

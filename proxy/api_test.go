@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -404,6 +405,46 @@ func TestBrowsersKeptOut(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestStoredAnswersAreInert: a page that an origin sent does not run as one of Waybill's own
+// when its stored answer is opened in a browser, whatever its fields say (CONTRACT V5).
+func TestStoredAnswersAreInert(t *testing.T) {
+	contract.Covers(t, "V5")
+	b := newBed(t)
+	const page = "<script>fetch('/v1/actions')</script>"
+	id := b.journal.record(LocalCaller, 200, map[string][]string{
+		"Content-Type": {"text/html"}, "content-security-policy": {"sandbox allow-scripts allow-same-origin", "default-src *"}, "X-Content-Type-Options": {"sniff, nosniff"},
+	}, []byte(page))
+	bare := b.journal.record(LocalCaller, 200, nil, []byte(page))
+	admin := b.admin(t)
+	check := func(what string, a answer) {
+		t.Helper()
+		policies := a.header["Content-Security-Policy"]
+		if len(policies) == 0 || policies[len(policies)-1] != inertPolicy || strings.Contains(inertPolicy, "allow-") {
+			t.Errorf("%s: policies %q", what, policies)
+		}
+		if got := a.header["X-Content-Type-Options"]; !slices.Equal(got, []string{"nosniff"}) {
+			t.Errorf("%s: X-Content-Type-Options %q", what, got)
+		}
+	}
+	for _, id := range []dispatch.ActionID{id, bare} {
+		for _, query := range []string{"", "?after_chunk=0"} {
+			path := "/v1/actions/" + id.String() + "/result" + query
+			for _, w := range reaches {
+				a := b.as(nil, w, "GET", path)
+				if a.status != 200 && a.status != 206 || len(a.body) == 0 || !strings.HasPrefix(page, string(a.body)) {
+					t.Errorf("%s: %d %s", w.name, a.status, a.body)
+				}
+				check(w.name+" "+path, a)
+			}
+			check("admin "+path, admin("GET", path, ""))
+		}
+	}
+	// What the origin said of its page is there to be read.
+	if got := b.as(nil, reaches[0], "GET", "/v1/actions/"+id.String()+"/result").header["Content-Security-Policy"]; len(got) != 3 {
+		t.Errorf("policies %q", got)
 	}
 }
 

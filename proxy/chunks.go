@@ -92,6 +92,7 @@ func (a *api) chunks(rec dispatch.Record, text string) {
 		state = "complete"
 	}
 	h.Set(fieldResult, state)
+	Inert(h)
 	a.private()
 	a.w.WriteHeader(http.StatusPartialContent)
 	if a.r.Method != http.MethodHead {

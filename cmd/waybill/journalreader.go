@@ -13,6 +13,7 @@ import (
 	"waybill/dispatch"
 	"waybill/journal"
 	"waybill/outcome"
+	"waybill/proxy"
 )
 
 // journalReader reads the journal itself, while no proxy runs. Open actions are
@@ -136,7 +137,9 @@ func (r *journalReader) Result(ctx context.Context, id dispatch.ActionID) (*stor
 	case err != nil:
 		return nil, fail(exitFailure, "stored result: %w", err)
 	}
-	return &storedResult{Status: res.Status, Header: rec.ResultHeader(&res), Body: body}, nil
+	h := rec.ResultHeader(&res)
+	proxy.Inert(h) // as the running proxy gives it out
+	return &storedResult{Status: res.Status, Header: h, Body: body}, nil
 }
 
 // Close implements reader.
