@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -41,6 +42,37 @@ var started = time.Now()
 
 type envSource struct{ name string }
 
+// taken are the variables that TakeEnv took.
+var taken = struct {
+	mu     sync.Mutex
+	values map[string]string
+}{values: map[string]string{}}
+
+// TakeEnv takes variables out of this process's environment; EnvSource still has them. A
+// library that starts a program – AWS's a credential_process, D-Bus's a launcher – gives it
+// that environment, and no secret is the program's business (CONTRACT C2). What AWS's
+// libraries log in with stays: they read it themselves.
+func TakeEnv(names ...string) {
+	taken.mu.Lock()
+	defer taken.mu.Unlock()
+	for _, name := range names {
+		if v, ok := os.LookupEnv(name); ok && !slices.Contains(awsEnv, name) {
+			taken.values[name] = v
+			_ = os.Unsetenv(name)
+		}
+	}
+}
+
+func lookupEnv(name string) (string, bool) {
+	taken.mu.Lock()
+	defer taken.mu.Unlock()
+	if v, ok := os.LookupEnv(name); ok {
+		return v, true
+	}
+	v, ok := taken.values[name]
+	return v, ok
+}
+
 // EnvSource reads the environment variable name, as ParseSecret does. A variable
 // that is not set is CREDENTIAL_MISSING. Its version is the start of the process.
 func EnvSource(name string) Source { return envSource{name} }
@@ -57,7 +89,7 @@ func (s envSource) FetchVersion(ctx context.Context) (Secret, string, error) {
 }
 
 func (s envSource) FetchRaw(context.Context) (Material, error) {
-	v, ok := os.LookupEnv(s.name)
+	v, ok := lookupEnv(s.name)
 	if !ok {
 		return Material{}, &Error{Code: outcome.CodeCredentialMissing, Reason: ReasonNotSet, Kind: s.Kind()}
 	}

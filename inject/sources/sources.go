@@ -35,12 +35,14 @@ const remoteRefresh = 5 * time.Minute
 // Build sets the sources of credentials that have a spec and none yet. It asks nobody:
 // what is wrong with a store shows when a secret is fetched.
 func Build(creds []inject.Credential, env Environment) error {
-	hide := slices.Clone(env.Hide)
+	var secret []string
 	for i := range creds {
 		if creds[i].Spec != nil {
-			hide = append(hide, creds[i].Spec.EnvNames()...)
+			secret = append(secret, creds[i].Spec.EnvNames()...)
 		}
 	}
+	inject.TakeEnv(secret...) // programs that libraries start get the environment of this process
+	hide := append(slices.Clone(env.Hide), secret...)
 	inject.HideEnv(hide...) // commands that an earlier configuration made, too
 	b := builder{env: env, hide: hide}
 	for i := range creds {
