@@ -143,54 +143,71 @@ type sshEndpoint struct {
 	auth string // of Proxy-Authorization; "": nothing
 }
 
-// sshEndpoint finds the endpoint: flag, WAYBILL_SSH, fallback, the running proxy, the
-// configuration, the default. Credentials come from WAYBILL_SSH, else from the proxy
-// variables that "waybill run" sets.
+// sshEndpoint finds the endpoint, and what is presented there.
 func (a *app) sshEndpoint(ctx context.Context, flag, fallback string) sshEndpoint {
-	var e sshEndpoint
-	for _, name := range []string{sshVariable, "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"} {
-		v := a.getenv(name)
-		if v == "" {
-			continue
-		}
-		if name == sshVariable && !strings.Contains(v, "://") {
-			v = "http://" + v
-		}
-		u, err := url.Parse(v)
-		if err != nil || u.Host == "" {
-			continue
-		}
-		if name == sshVariable {
-			e.addr = u.Host
-		}
-		if u.User != nil && e.auth == "" {
-			password, _ := u.User.Password()
-			e.auth = "Basic " + base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password))
-		}
+	addr := a.sshAddress(ctx, flag, fallback)
+	return sshEndpoint{addr: addr, auth: a.sshAuth(addr)}
+}
+
+// sshAddress finds the endpoint: flag, WAYBILL_SSH, fallback, the running proxy, the
+// configuration, the default.
+func (a *app) sshAddress(ctx context.Context, flag, fallback string) string {
+	named := ""
+	if u := a.proxyVariable(sshVariable); u != nil {
+		named = u.Host
 	}
-	if flag != "" {
-		e.addr = flag
-	}
-	if e.addr == "" {
-		e.addr = fallback
-	}
-	if e.addr != "" {
-		return e
+	if addr := firstOf(flag, named, fallback); addr != "" {
+		return addr
 	}
 	if data, err := a.dataDir(); err == nil {
 		if client, err := a.running(ctx, data); err == nil {
 			defer func() { _ = client.Close() }()
 			if st, err := client.status(ctx); err == nil && st.SSH != "" {
-				e.addr = reachable(st.SSH)
-				return e
+				return reachable(st.SSH)
 			}
 		}
 	}
-	e.addr = defaultSSHListen
 	if cfg, _, err := loadFile(a.configPath(), nil); err == nil && cfg.sshListen != "" {
-		e.addr = reachable(cfg.sshListen)
+		return reachable(cfg.sshListen)
 	}
-	return e
+	return defaultSSHListen
+}
+
+// sshAuth finds the credentials for the endpoint at addr: of WAYBILL_SSH, else of the proxy
+// variables. They go over the network in clear, so a variable's are for the host that it
+// names (CONTRACT V2): HTTPS_PROXY is often another proxy. Those of a session of "waybill
+// run" are for the endpoint that run named, too.
+func (a *app) sshAuth(addr string) string {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return ""
+	}
+	session, ours := a.getenv("WAYBILL_SESSION"), a.proxyVariable(sshVariable)
+	for _, name := range []string{sshVariable, "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"} {
+		u := a.proxyVariable(name)
+		if u == nil || u.User == nil {
+			continue
+		}
+		ofSession := session != "" && u.User.Username() == session && ours != nil && ours.Host == addr
+		if strings.EqualFold(u.Hostname(), host) || ofSession {
+			password, _ := u.User.Password()
+			return "Basic " + base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password))
+		}
+	}
+	return ""
+}
+
+// proxyVariable is the URL in a variable; nil: there is none.
+func (a *app) proxyVariable(name string) *url.URL {
+	v := a.getenv(name)
+	if name == sshVariable && !strings.Contains(v, "://") {
+		v = "http://" + v
+	}
+	u, err := url.Parse(v)
+	if err != nil || u.Host == "" {
+		return nil
+	}
+	return u
 }
 
 func newConnect(a *app) *cobra.Command {
