@@ -60,12 +60,9 @@ func (a *app) exportCA(path, bundle, roots string) error {
 		_, err = a.stdout.Write(out)
 		return err
 	}
-	// In one step: a program that starts meanwhile must not see half of it.
-	tmp := bundle + ".new"
-	if err := os.WriteFile(tmp, out, 0o644); err != nil { //nolint:gosec // certificates are for everybody
-		return fail(exitFailure, "--bundle: %w", err)
-	}
-	if err := os.Rename(tmp, bundle); err != nil {
+	// In one step: a program that starts meanwhile must not see half of it. Certificates are
+	// for everybody.
+	if err := replaceFile(bundle, 0o644, out); err != nil {
 		return fail(exitFailure, "--bundle: %w", err)
 	}
 	return nil

@@ -390,11 +390,17 @@ func (e *childEnv) write(name string, data []byte) (string, error) {
 	return path, nil
 }
 
-// writeFile replaces path by a rename, so that a reader never sees half of it.
+// writeFile is replaceFile where the content is another.
 func writeFile(path string, mode os.FileMode, data []byte) error {
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
 		return nil
 	}
+	return replaceFile(path, mode, data)
+}
+
+// replaceFile replaces path by a rename, so that a reader never sees half of it. The name
+// that it writes to first cannot be foreseen: nobody can put a link there.
+func replaceFile(path string, mode os.FileMode, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {
 		return err
