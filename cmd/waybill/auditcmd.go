@@ -32,6 +32,7 @@ configuration switches it on. docs/audit.md says what it proves, and what not.`,
 
 func newAuditKeygen(a *app) *cobra.Command {
 	var out string
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "keygen --out FILE",
 		Short: "Make a key pair: the private key into a file, the public one printed",
@@ -70,11 +71,15 @@ nobody reads the log any more: keep a copy.`,
 			if err != nil {
 				return fail(exitFailure, "%w", err)
 			}
+			if asJSON {
+				return printJSON(a.stdout, map[string]string{"file": out, "public_key": key.Public().String()})
+			}
 			_, err = fmt.Fprintln(a.stdout, key.Public())
 			return err
 		},
 	}
 	cmd.Flags().StringVar(&out, "out", "", "the `file` for the private key")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	_ = cmd.MarkFlagFilename("out")
 	return cmd
 }

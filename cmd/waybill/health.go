@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -15,6 +16,7 @@ func newHealth(a *app) *cobra.Command {
 	var (
 		addr    string
 		live    bool
+		asJSON  bool
 		timeout time.Duration
 	)
 	cmd := &cobra.Command{
@@ -27,13 +29,32 @@ it needs no shell and no other program.
 The exit code is 0 when it is, 7 when it is not or does not answer.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.health(cmd.Context(), addr, live, timeout)
+			err := a.health(cmd.Context(), addr, live, timeout)
+			var coded *codedError
+			switch {
+			case err == nil && asJSON:
+				return printJSON(a.stdout, healthDocument{OK: true})
+			case err == nil:
+				_, err = io.WriteString(a.stdout, "ok\n")
+			case asJSON && errors.As(err, &coded) && coded.code == exitUnavailable:
+				if perr := printJSON(a.stdout, healthDocument{Reason: err.Error()}); perr != nil {
+					return perr
+				}
+			}
+			return err
 		},
 	}
 	cmd.Flags().StringVar(&addr, "metrics", "", "`address` of the proxy's metrics and health listener (default listen.metrics, else "+defaultMetricsListen+")")
 	cmd.Flags().BoolVar(&live, "live", false, "ask only whether the process is alive")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().DurationVar(&timeout, "timeout", 3*time.Second, "how long to wait")
 	return cmd
+}
+
+// healthDocument is what "health --json" prints.
+type healthDocument struct {
+	OK     bool   `json:"ok"`
+	Reason string `json:"reason,omitempty"`
 }
 
 func (a *app) health(ctx context.Context, addr string, live bool, timeout time.Duration) error {
@@ -74,6 +95,5 @@ func (a *app) health(ctx context.Context, addr string, live bool, timeout time.D
 	if resp.StatusCode != http.StatusOK {
 		return fail(exitUnavailable, "not healthy: %s", strings.TrimSpace(string(text)))
 	}
-	_, err = io.WriteString(a.stdout, "ok\n")
-	return err
+	return nil
 }

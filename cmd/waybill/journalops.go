@@ -20,6 +20,7 @@ import (
 
 func newJournalAcknowledge(a *app) *cobra.Command {
 	var reason string
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "acknowledge --reason TEXT",
 		Short: "Let a quarantined journal go on with what it has",
@@ -36,13 +37,23 @@ missing. The reason is recorded in the journal for good; it must hold no secret.
 
 While a proxy runs it takes effect when that proxy is started again.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.acknowledge(cmd.Context(), reason) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.acknowledge(cmd.Context(), reason, asJSON) },
 	}
 	cmd.Flags().StringVar(&reason, "reason", "", "why it may go on, up to 500 bytes of `text`; recorded")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
-func (a *app) acknowledge(ctx context.Context, reason string) error {
+// acknowledged is what "journal acknowledge --json" prints.
+type acknowledged struct {
+	Acknowledged bool `json:"acknowledged"`
+	// Restart: it takes effect at the running proxy's next start, which tells the rest.
+	Restart    bool   `json:"restart"`
+	Quarantine string `json:"quarantine,omitempty"` // why it was in quarantine
+	Unknown    *int   `json:"unknown,omitempty"`    // actions that only the witness knew
+}
+
+func (a *app) acknowledge(ctx context.Context, reason string, asJSON bool) error {
 	if strings.TrimSpace(reason) == "" {
 		return fail(exitUsage, "give --reason TEXT: what was looked into, and by whom")
 	}
@@ -52,7 +63,7 @@ func (a *app) acknowledge(ctx context.Context, reason string) error {
 	}
 	client, err := a.running(ctx, data)
 	if errors.Is(err, errNotRunning) {
-		return a.acknowledgeOffline(data, reason)
+		return a.acknowledgeOffline(data, reason, asJSON)
 	}
 	if err != nil {
 		return err
@@ -77,12 +88,15 @@ func (a *app) acknowledge(ctx context.Context, reason string) error {
 	case !out.Acknowledged:
 		return fail(exitFailure, "%s", out.Problem)
 	}
+	if asJSON {
+		return printJSON(a.stdout, acknowledged{Acknowledged: true, Restart: true})
+	}
 	_, err = fmt.Fprintln(a.stdout, "acknowledged; it takes effect when the proxy is started again")
 	return err
 }
 
 // acknowledgeOffline writes the acknowledgement down and makes one start with it.
-func (a *app) acknowledgeOffline(data, reason string) error {
+func (a *app) acknowledgeOffline(data, reason string, asJSON bool) error {
 	// A look first: a start that is not needed would leave its mark.
 	look, err := openForReading(data)
 	if err != nil {
@@ -112,11 +126,16 @@ func (a *app) acknowledgeOffline(data, reason string) error {
 	if r.Acknowledged == nil {
 		return fail(exitFailure, "%w", journal.ErrNotQuarantined)
 	}
-	_, err = fmt.Fprintf(a.stdout, "acknowledged: %s\n%d actions that only the witness knew are unknown\n", r.Acknowledged.Quarantine, len(r.Lost))
+	lost := len(r.Lost)
+	if asJSON {
+		return printJSON(a.stdout, acknowledged{Acknowledged: true, Quarantine: r.Acknowledged.Quarantine, Unknown: &lost})
+	}
+	_, err = fmt.Fprintf(a.stdout, "acknowledged: %s\n%d actions that only the witness knew are unknown\n", r.Acknowledged.Quarantine, lost)
 	return err
 }
 
 func newJournalBackup(a *app) *cobra.Command {
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
 		Short: "Write a sealed copy of the journal, also while the proxy runs",
@@ -126,12 +145,13 @@ The copy holds events, results and the witness. It is sealed with the journal's 
 key, which is not in it: keep a copy of DATA/journal/key somewhere else, for without
 it no backup can be restored. FILE must not exist; it appears whole or not at all.`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.backup(cmd.Context(), args[0]) },
+		RunE: func(cmd *cobra.Command, args []string) error { return a.backup(cmd.Context(), args[0], asJSON) },
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
-func (a *app) backup(ctx context.Context, path string) error {
+func (a *app) backup(ctx context.Context, path string, asJSON bool) error {
 	data, err := a.dataDir()
 	if err != nil {
 		return err
@@ -171,7 +191,11 @@ func (a *app) backup(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(a.stdout, "%s: %d bytes, sealed with %s\n", path, n, filepath.Join(data, "journal", "key"))
+	key := filepath.Join(data, "journal", "key")
+	if asJSON {
+		return printJSON(a.stdout, map[string]any{"file": path, "bytes": n, "key": key})
+	}
+	_, err = fmt.Fprintf(a.stdout, "%s: %d bytes, sealed with %s\n", path, n, key)
 	return err
 }
 
@@ -210,6 +234,7 @@ func writeBackup(path string, write func(io.Writer) error) (n int64, err error) 
 
 func newJournalRestore(a *app) *cobra.Command {
 	var key string
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "restore FILE --data FOLDER --key FILE",
 		Short: "Make a journal of a backup",
@@ -221,13 +246,14 @@ the remote sides what was done since, then: waybill journal acknowledge --reason
 Where the old witness is still there, put DATA/journal/witness of then in place of
 the restored one before the first start: it names the actions that are missing.`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.restore(cmd.Context(), args[0], key) },
+		RunE: func(cmd *cobra.Command, args []string) error { return a.restore(cmd.Context(), args[0], key, asJSON) },
 	}
 	cmd.Flags().StringVar(&key, "key", "", "the data key of the journal that was backed up: its DATA/journal/key, a `file` of mode 0600")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
-func (a *app) restore(ctx context.Context, path, keyFile string) error {
+func (a *app) restore(ctx context.Context, path, keyFile string, asJSON bool) error {
 	if keyFile == "" {
 		return fail(exitUsage, "give --key FILE: the DATA/journal/key of the journal that was backed up; it is not in the backup")
 	}
@@ -255,6 +281,9 @@ func (a *app) restore(ctx context.Context, path, keyFile string) error {
 		return fail(exitJournalDamaged, "%s: %w", path, err)
 	case err != nil:
 		return journalError(data, err)
+	}
+	if asJSON {
+		return printJSON(a.stdout, map[string]any{"seq": info.Seq, "at": info.At, "quarantined": true})
 	}
 	_, err = fmt.Fprintf(a.stdout, "restored to event %d, of %s\nthe journal is quarantined: what happened since is not on record; then: waybill journal acknowledge --reason TEXT\n", info.Seq, info.At.Format("2006-01-02T15:04:05Z07:00"))
 	return err
