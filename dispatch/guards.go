@@ -9,6 +9,9 @@ import (
 	"waybill/routes"
 )
 
+// MinSearchedBytes is the length of the shortest value that answers are searched for.
+const MinSearchedBytes = leak.MinSecretBytes
+
 // maxGuards bounds the guards that are kept: more credentials than that at once are
 // rare, and a guard that is not there is made again.
 const maxGuards = 32

@@ -123,6 +123,18 @@ func (s *Store) IDs() []string {
 	return slices.Clone(s.ids)
 }
 
+// Kind returns the kind of a credential's source; "" for one that the store does not have.
+func (s *Store) Kind(id string) string {
+	if s == nil {
+		return ""
+	}
+	c, ok := s.byID[id]
+	if !ok {
+		return ""
+	}
+	return c.Kind()
+}
+
 // EnvNames returns the environment variables that secrets are read from, sorted:
 // children of Waybill must not inherit them (CONTRACT C2).
 func (s *Store) EnvNames() []string {

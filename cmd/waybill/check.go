@@ -8,10 +8,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"waybill/dispatch"
 	"waybill/inject"
 	"waybill/inject/vault"
 	"waybill/internal/config"
 	"waybill/outcome"
+	"waybill/routes"
 )
 
 // checkedProblem is one problem in "waybill check --json".
@@ -85,6 +87,7 @@ the configuration would be refused.`,
 						doc.Proxies = append(doc.Proxies, usedProxy{r.Name, p.Origin()})
 					}
 				}
+				warnings = append(warnings, shortSecrets(cmd.Context(), path, cfg, fetch)...)
 				found := checkSecrets(cmd.Context(), path, cfg, fetch)
 				if fetch {
 					problems = append(problems, found...)
@@ -129,6 +132,45 @@ func checkSecrets(ctx context.Context, path string, cfg *loadedConfig, all bool)
 			what += fmt.Sprintf(" at byte %d", e.Position)
 		}
 		out = append(out, config.Problem{File: path, Line: 1, Column: 1, Path: "credentials." + e.ID, What: what, Fix: secretFix(e)})
+	}
+	return out
+}
+
+// shortSecrets says which routes send a value that is too short for answers to be searched
+// for it (CONTRACT C5). Secrets are looked at as by checkSecrets.
+func shortSecrets(ctx context.Context, path string, cfg *loadedConfig, all bool) []config.Problem {
+	var out []config.Problem
+	for _, r := range cfg.snapshot.Routes() {
+		for i := range r.Inject {
+			in := &r.Inject[i]
+			kind := cfg.credentials.Kind(in.Credential)
+			if kind == "" || !all && !onThisMachine(kind) {
+				continue
+			}
+			before := ""
+			switch in.Kind {
+			case routes.InjectHeader, routes.InjectBody:
+			case routes.InjectCookie, routes.InjectQuery:
+				before = in.Name + "="
+			case routes.InjectHMAC, routes.InjectSigV4, routes.InjectClientCertificate:
+				continue // what is sent is made of the secret, and long
+			}
+			template, err := inject.ParseTemplate(in.Value)
+			if err != nil {
+				continue
+			}
+			got, err := cfg.credentials.Resolve(ctx, in.Credential)
+			if err != nil {
+				continue // checkSecrets says so
+			}
+			value, err := template.Render(got.Secret)
+			got.Secret.Zero()
+			if err == nil && len(before)+len(value) < dispatch.MinSearchedBytes {
+				out = append(out, config.Problem{File: path, Line: 1, Column: 1, Path: "credentials." + in.Credential,
+					What: fmt.Sprintf("route %s sends a value of fewer than %d bytes: answers are not searched for one so short, which is found by chance", r.Name, dispatch.MinSearchedBytes),
+					Fix:  "have the service issue a longer secret"})
+			}
+		}
 	}
 	return out
 }
