@@ -128,12 +128,21 @@ type proxyStatus struct {
 	Version  string `json:"version"`
 	PID      int    `json:"pid"`
 	Proxy    string `json:"proxy"`
+	ProxyTLS bool   `json:"proxy_tls,omitempty"` // callers of the proxy speak TLS
 	SSH      string `json:"ssh,omitempty"`
 	Metrics  string `json:"metrics"`
 	Data     string `json:"data"`
 	Snapshot string `json:"snapshot"`
 	Draining bool   `json:"draining,omitempty"`
 	moreStatus
+}
+
+// proxyURL is the URL of the proxy at which it is reached from this machine.
+func (s proxyStatus) proxyURL() string {
+	if s.ProxyTLS {
+		return "https://" + reachable(s.Proxy)
+	}
+	return "http://" + reachable(s.Proxy)
 }
 
 func (c *adminClient) status(ctx context.Context) (proxyStatus, error) {

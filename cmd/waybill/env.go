@@ -156,7 +156,7 @@ func (a *app) shellProxy(ctx context.Context, data string, login bool) (string, 
 			}
 			return reachableURL(s.ProxyURL), facts, nil
 		}
-		return "http://" + reachable(st.Proxy), facts, nil
+		return st.proxyURL(), facts, nil
 	case !errors.Is(err, errNotRunning):
 		return "", nil, err
 	case cfgErr != nil:

@@ -153,11 +153,17 @@ type mcpSession struct {
 	Token string `json:"token"`
 }
 
+// errProxyTLS says that there is no way to the proxy: the client speaks plain HTTP to it.
+var errProxyTLS = fail(exitConfig, "mcp: callers of this proxy speak TLS (listen.proxy_tls), which mcp does not; give it a configuration without that, and a data folder of its own: waybill mcp --config FILE --data FOLDER")
+
 // mcpClient opens the session, or takes up the one of an earlier run.
 func (a *app) mcpClient(ctx context.Context, j *joined, data, name string) (*client.Client, error) {
 	status, err := j.client.status(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if status.ProxyTLS {
+		return nil, errProxyTLS // the session's token would go to it in clear
 	}
 	dir := filepath.Join(data, "mcp")
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -405,6 +405,32 @@ func (h *mcpHost) refusals(origin string) {
 	}
 }
 
+// TestMCPSpeaksNoTLS: mcp does not send its token in clear to a proxy whose callers speak TLS,
+// running or its own; what else names that proxy says https (CONTRACT V2).
+func TestMCPSpeaksNoTLS(t *testing.T) {
+	contract.Covers(t, "V2")
+	cert, key := testkit.WriteCert(t, testkit.NewCA(t).Leaf("127.0.0.1"))
+	b := newRunBed(t, fmt.Sprintf("listen: {proxy_tls: {certificate: %q, key: %q}}\n", cert, key))
+	for _, joined := range []bool{true, false} {
+		stop := func() {}
+		if joined {
+			stop = b.serve()
+			for _, args := range [][]string{{"status"}, {"env", "--shell", "sh"}} {
+				if r := b.waybill(args...); r.code != 0 || !strings.Contains(r.stdout, "https://127.0.0.1:") {
+					t.Errorf("%v: %+v", args, r)
+				}
+			}
+		}
+		if r := b.waybill("mcp", "--"+allowAnyFilesystem); r.code != int(exitConfig) || !strings.Contains(r.stderr, "listen.proxy_tls") || !strings.Contains(r.stderr, "--data") {
+			t.Errorf("joined=%t: %+v", joined, r)
+		}
+		stop()
+	}
+	if kept, err := os.ReadDir(filepath.Join(b.dir, "data", "mcp")); err == nil && len(kept) > 0 {
+		t.Errorf("a session was opened: %v", kept)
+	}
+}
+
 // TestMCPExplainsToTheCaller: an agent that asks what would become of a request learns no
 // name of a credential, nothing of a route that is others', and nothing of what is wrong in
 // the configuration (CONTRACT V4, L8, C2).

@@ -658,7 +658,7 @@ func (s *server) ready() error {
 // status is what GET /v1/status tells.
 func (s *server) status(build buildInfo) any {
 	return proxyStatus{
-		Version: build.Version, PID: os.Getpid(), Proxy: s.proxyAddr, SSH: s.sshAddr, Metrics: s.metricsAddr, Data: s.data,
+		Version: build.Version, PID: os.Getpid(), Proxy: s.proxyAddr, ProxyTLS: s.secure, SSH: s.sshAddr, Metrics: s.metricsAddr, Data: s.data,
 		Snapshot: s.pipeline.Binding().Snapshot.Digest(), Draining: s.draining.Load(),
 		moreStatus: s.moreStatus(),
 	}

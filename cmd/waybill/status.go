@@ -181,7 +181,11 @@ func (s proxyStatus) print(a *app) error {
 	}
 	p.printf("waybill %s, %s\n", printable(s.Version), state)
 	row("up", "%v, pid %d", (time.Duration(s.UptimeSeconds) * time.Second).String(), s.PID)
-	row("proxy", "http://%s", s.Proxy)
+	scheme := "http"
+	if s.ProxyTLS {
+		scheme = "https"
+	}
+	row("proxy", "%s://%s", scheme, s.Proxy)
 	if s.SSH != "" {
 		row("ssh", "%s", s.SSH)
 	}
