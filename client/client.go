@@ -190,7 +190,7 @@ func (c *Client) do(req *http.Request, cl *call) (*Response, *Error) {
 	}
 	var (
 		earlier []string
-		open    *Error // the last submission whose outcome is not known
+		open    []*Error // the submissions whose outcome is not known
 	)
 	for n := 1; ; n++ {
 		resp, fail := c.submit(req, cl, n)
@@ -209,21 +209,17 @@ func (c *Client) do(req *http.Request, cl *call) (*Response, *Error) {
 		traceOf(ctx).add(resp, fail)
 		wait, again := c.again(req, cl, n, resp, fail)
 		if !again || !sleep(ctx, wait) {
-			if fail != nil && open != nil && fail.Facts().Outcome == outcome.NotAttempted && !control.Off("A9-repeat-hides-nothing") {
-				// The last repeat did nothing; what came before it may have (CONTRACT A9).
-				open.Last = fail
-				return nil, open
-			}
-			return resp, fail
+			return settled(open, resp, fail)
 		}
 		f := factsOf(resp, fail)
 		switch {
 		case f.Outcome != outcome.Unknown:
 		case fail == nil: // an origin's answer that proves nothing
-			open = failureOf(resp.StatusCode, resp.Header, nil)
-			open.RequestID, open.Earlier = resp.RequestID, earlier
+			e := failureOf(resp.StatusCode, resp.Header, nil)
+			e.RequestID, e.Earlier = resp.RequestID, earlier
+			open = append(open, e)
 		default:
-			open = fail
+			open = append(open, fail)
 			if cl.retryOf == "" && f.Retry == outcome.SameIdempotencyKey && !c.carriesKey(req, fail) {
 				cl.retryOf, cl.retryID = fail.Envelope.InvocationID, cl.submissionID(n)
 			}
@@ -234,6 +230,68 @@ func (c *Client) do(req *http.Request, cl *call) (*Response, *Error) {
 		}
 		earlier = append(slices.Clone(earlier), cl.submissionID(n))
 	}
+}
+
+// settled is what a call comes to whose last submission ended like this, and that has
+// submissions before it whose outcome is not known.
+func settled(open []*Error, resp *Response, fail *Error) (*Response, *Error) {
+	f := factsOf(resp, fail)
+	if resp != nil {
+		if body, ok := resp.Body.(*deliveredBody); ok && f.Outcome == outcome.Unknown {
+			body.open = open // a streamed answer: what it is follows it (CONTRACT H9)
+		}
+	}
+	id := ""
+	if fail != nil {
+		id = fail.Envelope.InvocationID
+	} else {
+		id = resp.InvocationID
+	}
+	e := unsettled(open, f, id)
+	if e == nil {
+		return resp, fail
+	}
+	if fail == nil {
+		fail = lastOf(resp)
+		fail.Earlier = append(slices.Clone(e.Earlier), e.RequestID)
+	}
+	e.Last = fail
+	return nil, e
+}
+
+// unsettled returns the last of the open submissions that an answer with these facts
+// leaves as it is, or nil. It weighs a call's submissions as an action's attempts are
+// weighed: a refusal is that of its own submission, and what came before it may have
+// taken effect (CONTRACT A10); one that did nothing says nothing of the others (A9); a
+// result decides. A refusal of a further attempt of the same action is different: it has
+// the facts of the action.
+func unsettled(open []*Error, f outcome.Facts, id string) *Error {
+	if control.Off("A9-repeat-hides-nothing") {
+		return nil
+	}
+	switch f.Outcome {
+	case outcome.Committed, outcome.Unknown:
+		return nil
+	case outcome.NotAttempted, outcome.Rejected, outcome.OutcomeInvalid:
+	}
+	for _, e := range slices.Backward(open) {
+		if f.Outcome != outcome.Rejected || id == "" || e.Envelope.InvocationID != id {
+			return e
+		}
+	}
+	return nil
+}
+
+// lastOf is an origin's answer as Error.Last. A body that breaks off is not kept: a part
+// is not shown as the whole (CONTRACT G3).
+func lastOf(resp *Response) *Error {
+	defer func() { _ = resp.Body.Close() }()
+	e := failureOf(resp.StatusCode, resp.Header, nil)
+	e.RequestID, e.Envelope.Evidence.ReceivedStatus = resp.RequestID, resp.StatusCode
+	if body, err := io.ReadAll(io.LimitReader(resp.Body, maxEnvelopeBytes)); err == nil {
+		e.Body = body
+	}
+	return e
 }
 
 // recorded gives out the stored answer of an action that got one by other means before
@@ -520,6 +578,7 @@ type deliveredBody struct {
 	c      *Client
 	ctx    context.Context // of the request whose answer this is
 	r      *Response
+	open   []*Error // earlier submissions of the call whose outcome is not known
 	failed error
 }
 
@@ -529,9 +588,21 @@ func (b *deliveredBody) Read(p []byte) (int, error) {
 		return 0, b.failed
 	}
 	n, err := b.ReadCloser.Read(p)
-	if err != nil && !errors.Is(err, io.EOF) {
+	switch {
+	case err == nil:
+	case !errors.Is(err, io.EOF):
 		b.failed = b.broken(err)
 		err = b.failed
+	default:
+		// A stream that turned out to be a refusal: the call's outcome is not its.
+		if f := b.r.Final(); f.Outcome != outcome.Unknown {
+			if e := unsettled(b.open, f, b.r.InvocationID); e != nil {
+				e.Last = failureOf(b.r.StatusCode, http.Header{outcome.HeaderOutcome: b.r.Trailer[outcome.HeaderOutcome], outcome.HeaderInvocation: {b.r.InvocationID}}, nil)
+				e.Last.RequestID = b.r.RequestID
+				b.failed = e
+				err = e
+			}
+		}
 	}
 	return n, err
 }

@@ -69,8 +69,9 @@ type Error struct {
 	RequestID string
 	// Earlier are the request ids of the submissions before it, of the same call.
 	Earlier []string
-	// Last is the failure of the call's last submission where that one did nothing, while
-	// this one, before it, may have had an effect; else nil.
+	// Last is the call's last submission where that one did nothing, or was refused, while
+	// this one, before it, may have had an effect (CONTRACT A9, A10); else nil. Of a refusal
+	// of the origin it has status, fields and body.
 	Last *Error
 
 	// Status, Header and Body are the answer's; 0 and nil where none came. Of a body

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -141,6 +142,100 @@ func TestRepeatThatDidNothing(t *testing.T) {
 			if got := len(trace.Calls()); got != 3 {
 				t.Errorf("%d calls traced", got)
 			}
+		})
+	}
+}
+
+// TestRepeatThatWasRefused: a refusal settles the submission that it answers, and not an
+// earlier one of the call that may have taken effect – as between the attempts of one action
+// (CONTRACT A10). A result decides.
+func TestRepeatThatWasRefused(t *testing.T) {
+	contract.Covers(t, "O5", "A10", "F2", "V7")
+	repeatable := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.Backoff, Code: outcome.CodeRemoteTimeout}
+	gateway := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.Backoff, Code: outcome.CodeRemoteGateway}
+	rejected := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Rejected, Retry: outcome.AfterCorrection, Code: outcome.CodeRemoteRejected}
+	failed := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Committed, Retry: outcome.Reconcile, Code: outcome.CodeRemoteError}
+	closed, _ := outcome.Of(outcome.CodeRemoteRefused)
+	relayed := func(id string, status int, f outcome.Facts) *http.Response {
+		r := relayedResponse(status, f, nil)
+		r.Header.Set(outcome.HeaderInvocation, id)
+		return r
+	}
+	streamed := func() *http.Response {
+		r := relayed(otherAction, 200, outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.FetchResult})
+		r.Trailer = http.Header{outcome.HeaderOutcome: {outcome.FormatOutcome(rejected)}}
+		return r
+	}
+	for name, c := range map[string]struct {
+		first func() *http.Response // nil: a time-out
+		then  func() *http.Response
+		key   bool          // in the request
+		open  bool          // the call's outcome is the first submission's
+		last  outcome.Facts // of Error.Last, or of the answer
+		body  string
+		sent  int
+	}{
+		"refused":           {then: func() *http.Response { return relayed(otherAction, 404, rejected) }, open: true, last: rejected, body: "origin", sent: 2},
+		"gateway, refused":  {first: func() *http.Response { return relayedResponse(502, gateway, nil) }, then: func() *http.Response { return relayed(otherAction, 404, rejected) }, open: true, last: rejected, body: "origin", sent: 2},
+		"refused by frames": {then: func() *http.Response { return answerOf(otherAction, closed, outcome.Evidence{DispatchStarted: true}) }, open: true, last: closed, sent: 3},
+		"a part of a refusal": {then: func() *http.Response {
+			r := relayed(otherAction, 404, rejected)
+			r.Body = io.NopCloser(io.MultiReader(strings.NewReader("ori"), iotest.ErrReader(io.ErrUnexpectedEOF)))
+			return r
+		}, open: true, last: rejected, sent: 2},
+		"a stream, refused in the end": {then: streamed, open: true, last: rejected, sent: 2},
+		"not through Waybill": {then: func() *http.Response {
+			return &http.Response{StatusCode: 404, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("who?"))}
+		}, open: true, last: outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.Reconcile, Code: outcome.CodeInternal}, body: "who?", sent: 2},
+		"the action itself is refused": {key: true, then: func() *http.Response { return relayed(someAction, 404, rejected) }, last: rejected, body: "origin", sent: 2},
+		"a result":                     {then: func() *http.Response { return relayed(otherAction, 500, failed) }, last: failed, body: "origin", sent: 2},
+		"a success":                    {then: func() *http.Response { return relayed(otherAction, 204, outcome.Success()) }, last: outcome.Success(), body: "origin", sent: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := repeatable
+				if c.first != nil {
+					f = gateway
+				}
+				if c.key {
+					f.Retry = outcome.SameIdempotencyKey
+				}
+				p := &fakeProxy{answer: func(n int, _ *http.Request) (*http.Response, error) {
+					switch {
+					case n > 1:
+						return c.then(), nil
+					case c.first != nil:
+						return c.first(), nil
+					}
+					return answerOf(someAction, f, outcome.Evidence{DispatchStarted: true}), nil
+				}}
+				req := request(t, t.Context())
+				if c.key {
+					req.Header.Set("Idempotency-Key", "k1")
+				}
+				resp, err := p.client(t, Options{Repeats: 2}).Do(req, RequestID("mine"))
+				body := []byte(nil)
+				if err == nil {
+					// What a stream was, its end says.
+					body, err = io.ReadAll(resp.Body)
+				}
+				if len(p.seen) != c.sent {
+					t.Fatalf("sent %d times, %v", len(p.seen), err)
+				}
+				if !c.open {
+					if err != nil || resp.Facts != c.last || string(body) != c.body {
+						t.Errorf("%+v %v", resp, err)
+					}
+					return
+				}
+				var e *Error
+				if !errors.As(err, &e) || e.Facts() != f || e.Envelope.InvocationID != someAction || e.RequestID != "mine" || e.Last == nil {
+					t.Fatalf("%+v %v", resp, err)
+				}
+				if e.Last.Facts() != c.last || c.body != "" && string(e.Last.Body) != c.body || strings.HasPrefix(string(e.Last.Body), "ori") && c.body == "" {
+					t.Errorf("last: %+v %q", e.Last, e.Last.Body)
+				}
+			})
 		})
 	}
 }

@@ -1029,3 +1029,30 @@ func TestMCPInspector(t *testing.T) {
 		t.Errorf("%d arrivals", n)
 	}
 }
+
+// TestLastRepeat: a call whose earlier request is unknown says what the repeat came to, so
+// that a refusal of it is not taken for the call's (CONTRACT A9, A10).
+func TestLastRepeat(t *testing.T) {
+	contract.Covers(t, "A9", "A10", "O5")
+	open := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.Backoff, Code: outcome.CodeRemoteTimeout}
+	rejected := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Rejected, Retry: outcome.AfterCorrection, Code: outcome.CodeRemoteRejected}
+	closed, _ := outcome.Of(outcome.CodeRemoteRefused)
+	refused, _ := outcome.Of(outcome.CodeConnectionRefused)
+	last := func(id string, f outcome.Facts, status int) *client.Error {
+		return &client.Error{Envelope: outcome.NewEnvelope(id, f, "", outcome.Evidence{}), Status: status}
+	}
+	for _, c := range []struct {
+		last *client.Error
+		want string
+	}{
+		{last("act_2", rejected, 404), " The last repeat, act_2, was refused, which says nothing of this one: REMOTE_REJECTED, status 404."},
+		{last("act_2", closed, 0), " The last repeat, act_2, was refused, which says nothing of this one: REMOTE_REFUSED."},
+		{last("act_2", refused, 502), " The last repeat did nothing: CONNECTION_REFUSED."},
+		{last("", outcome.Facts{}, 404), " The last repeat was answered without Waybill, which says nothing of this one."},
+	} {
+		a := failure(&client.Error{Envelope: outcome.NewEnvelope("act_1", open, "", outcome.Evidence{}), Last: c.last})
+		if out, ok := a.structured.(failed); !ok || out.Envelope.Facts() != open || !strings.HasSuffix(a.text, c.want) {
+			t.Errorf("%q, want %q", a.text, c.want)
+		}
+	}
+}

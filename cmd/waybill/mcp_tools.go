@@ -188,7 +188,7 @@ func failure(err error) *toolAnswer {
 			text += approvalHint(e.Envelope.InvocationID)
 		}
 		if e.Last != nil {
-			text += " The last repeat did nothing: " + e.Last.Facts().Code.String() + "."
+			text += lastRepeat(e.Last)
 		}
 		return &toolAnswer{structured: out, failure: true, text: text}
 	case errors.As(err, &arg):
@@ -207,6 +207,22 @@ func failure(err error) *toolAnswer {
 		return local(internal, outcome.Evidence{Reason: "configuration"}, "The configuration cannot be read; \"waybill check\" tells a person why.")
 	}
 	return local(internal, outcome.Evidence{}, err.Error())
+}
+
+// lastRepeat says what the last repeat of a call came to whose outcome is that of an
+// earlier request (CONTRACT A9, A10).
+func lastRepeat(e *client.Error) string {
+	f := e.Facts()
+	switch {
+	case f.Outcome == outcome.NotAttempted:
+		return " The last repeat did nothing: " + f.Code.String() + "."
+	case e.Envelope.InvocationID == "":
+		return " The last repeat was answered without Waybill, which says nothing of this one."
+	case e.Status != 0:
+		return fmt.Sprintf(" The last repeat, %s, was refused, which says nothing of this one: %s, status %d.", e.Envelope.InvocationID, f.Code, e.Status)
+	default:
+		return fmt.Sprintf(" The last repeat, %s, was refused, which says nothing of this one: %s.", e.Envelope.InvocationID, f.Code)
+	}
 }
 
 // Sizes of bodies in answers, in bytes: the model's context is small, and the rest is
