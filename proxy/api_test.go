@@ -607,3 +607,29 @@ func TestHealth(t *testing.T) {
 		}
 	}
 }
+
+// breaking is a pipeline whose further attempts panic.
+type breaking struct{ *scripted }
+
+func (breaking) RetryKept(context.Context, dispatch.ActionID, time.Duration) *dispatch.Reply {
+	panic("secret-in-a-panic")
+}
+
+// TestPanicOfAnAttempt: an attempt that panicked may have been dispatched; nobody is told that it
+// was not (M2, L7).
+func TestPanicOfAnAttempt(t *testing.T) {
+	contract.Covers(t, "L7", "M2", "C2")
+	b := newBed(t, func(c *Config) { c.Pipeline = breaking{c.Pipeline.(*scripted)} })
+	owner := url.UserPassword("agent", "one")
+	id := b.journal.record(b.callerOf(owner), http.StatusServiceUnavailable, nil, nil)
+	for _, w := range reaches {
+		a := b.as(owner, w, "POST", "/v1/actions/"+id.String()+"/retry")
+		env := a.envelope(t)
+		if a.status != 424 || env.Error.Code != outcome.CodeInternal || env.Error.Outcome != outcome.Unknown || env.Error.Retry != outcome.Reconcile || env.InvocationID != id.String() {
+			t.Errorf("%s: %d %s", w.name, a.status, a.body)
+		}
+	}
+	if l := b.log.String(); strings.Contains(l, "secret-in-a-panic") || !strings.Contains(l, "panic in an attempt") {
+		t.Errorf("log: %s", l)
+	}
+}

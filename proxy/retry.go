@@ -3,6 +3,8 @@ package proxy
 import (
 	"context"
 	"io"
+	"log/slog"
+	"runtime/debug"
 	"strconv"
 	"time"
 
@@ -34,7 +36,13 @@ func (a *api) retry(rec dispatch.Record) {
 		}
 		wait = time.Duration(n) * time.Second
 	}
-	reply := r.RetryKept(a.r.Context(), rec.ID, wait)
+	reply := a.attempt(r, rec.ID, wait)
+	if reply == nil {
+		f := outcome.Facts{Phase: outcome.RemoteExecution, Outcome: outcome.Unknown, Retry: outcome.Reconcile, Code: outcome.CodeInternal}
+		env := outcome.NewEnvelope(rec.ID.String(), f, "", rec.Evidence())
+		a.envelope(&env, 0)
+		return
+	}
 	_ = reply.Body.Close()
 	if env := reply.Envelope; env != nil && env.Error != nil {
 		switch env.Error.Code { // what the action's own record does not say
@@ -52,4 +60,16 @@ func (a *api) retry(rec dispatch.Record) {
 		now = reply.Record
 	}
 	a.action(now)
+}
+
+// attempt returns nil after a panic: the attempt may have been dispatched, which the handlers'
+// own answer to one would deny (CONTRACT M2). The value may quote the request (C2).
+func (a *api) attempt(r Retrier, id dispatch.ActionID, wait time.Duration) (reply *dispatch.Reply) {
+	defer func() {
+		if recover() != nil {
+			a.p.log.Error("panic in an attempt", slog.String("action", id.String()), slog.Any("stack", string(debug.Stack())))
+			reply = nil
+		}
+	}()
+	return r.RetryKept(a.r.Context(), id, wait)
 }
