@@ -5,7 +5,9 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -217,13 +221,12 @@ func (c *Canary) Find(where ...Where) ([]Place, error) {
 				}
 				data = []byte(target)
 			case d.Type().IsRegular():
-				if data, err = os.ReadFile(path); err != nil {
+				if data, err = readData(path); err != nil {
 					if os.IsNotExist(err) {
 						return nil
 					}
 					return err
 				}
-				data = bytes.TrimRight(data, "\x00") // of files that are made long beforehand
 			default:
 				return nil // folders, sockets, pipes
 			}
@@ -235,6 +238,45 @@ func (c *Canary) Find(where ...Where) ([]Place, error) {
 		}
 	}
 	return out, nil
+}
+
+// readData reads a file without its holes, of which files that are made long beforehand are
+// full, and without the zeros at its end.
+func readData(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	var out []byte
+	for end := int64(0); ; {
+		begin, err := f.Seek(end, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) { // nothing but a hole is left
+			return trimZeros(out), nil
+		}
+		if err == nil {
+			end, err = f.Seek(begin, unix.SEEK_HOLE)
+		}
+		if err != nil {
+			return nil, err
+		}
+		at := len(out)
+		out = append(out, make([]byte, end-begin)...)
+		n, err := f.ReadAt(out[at:], begin)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return nil, err
+		}
+		out = append(out[:at+n], 0) // what is behind a hole is no continuation
+	}
+}
+
+var zeros [4096]byte
+
+func trimZeros(b []byte) []byte {
+	for len(b) >= len(zeros) && bytes.Equal(b[len(b)-len(zeros):], zeros[:]) {
+		b = b[:len(b)-len(zeros)]
+	}
+	return bytes.TrimRight(b, "\x00")
 }
 
 var (

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -12,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"waybill/internal/testkit"
 )
@@ -109,6 +112,24 @@ func TestSearchFilesAndProcesses(t *testing.T) {
 		t.Fatalf("%q", f.log)
 	}
 	testkit.RequireFound(t, c, testkit.In(bad))
+	// A file that was made long beforehand: between holes, at its end, and where its room was
+	// allocated and never written.
+	for _, at := range []int64{0, 1 << 20, 4<<20 - int64(len(c.Value()))} {
+		made := filepath.Join(t.TempDir(), "made")
+		f, err := os.OpenFile(made, os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(f.Truncate(4<<20), unix.Fallocate(int(f.Fd()), 0, 0, 2<<20)); err != nil {
+			t.Fatal(err)
+		}
+		testkit.Search(t, c, testkit.In(made))
+		if _, err := f.WriteAt([]byte(c.Value()), at); err != nil {
+			t.Fatal(err)
+		}
+		testkit.RequireFound(t, c, testkit.In(made))
+		_ = f.Close()
+	}
 
 	cmd := exec.CommandContext(t.Context(), testkit.RequireTool(t, "cat"))
 	cmd.Env = []string{"S=" + c.Value()}
