@@ -37,9 +37,7 @@ type heldHead struct {
 	Spooled   bool                `json:"spooled"` // a body was read, be it empty
 	Length    int64               `json:"length"`
 	Exec      *heldExec           `json:"exec,omitempty"` // of a command
-	// Supersedes is the action that the caller named in Waybill-Supersedes (O3).
-	Supersedes string          `json:"supersedes,omitempty"`
-	Shown      ApprovalRequest `json:"shown"`
+	Shown     ApprovalRequest     `json:"shown"`
 }
 
 type heldExec struct {
@@ -221,7 +219,7 @@ func (a *action) holdRequest(used *Credential, guard *leak.Guard) (*heldReader, 
 	head := heldHead{
 		Version: heldVersion, Caller: a.s.Caller, Protocol: a.s.Protocol, Method: out.Method, Addressed: a.addressed, Target: out.Target, Authority: out.Authority,
 		RawPath: out.RawPath, RawQuery: out.RawQuery, HasQuery: out.HasQuery, Header: make(map[string][][]byte, len(out.Header)),
-		HasBody: out.Body != nil, Spooled: a.body != nil, Length: out.Length, Shown: a.shownRequest(used, guard), Supersedes: a.s.Supersedes,
+		HasBody: out.Body != nil, Spooled: a.body != nil, Length: out.Length, Shown: a.shownRequest(used, guard),
 	}
 	if out.Exec != nil {
 		head.Exec = &heldExec{User: out.Exec.User, Command: out.Exec.Command, Env: a.execEnv}
@@ -338,7 +336,7 @@ func (a *action) rebuild(rec *Record) error {
 	if head.Caller.ID != rec.Caller || head.Method != rec.Method || !route.AllowsCaller(head.Caller.Name) {
 		return errHeld
 	}
-	a.s.Caller, a.s.Supersedes = head.Caller, head.Supersedes
+	a.s.Caller = head.Caller
 	if head.Exec != nil {
 		return a.rebuildExec(head, body)
 	}

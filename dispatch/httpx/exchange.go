@@ -401,11 +401,10 @@ func (c *conn) readBody(ctx context.Context, out *dispatch.Outgoing, resp *http.
 // (RFC 9112 §6.3, RFC 9113 §8.1, CONTRACT G1, G2).
 func (c *conn) framing(resp *http.Response, bodyless, acceptFIN bool) (string, bool) {
 	switch {
-	case bodyless:
-		// Its head is the whole answer. Over HTTP/2 the library tells of no END_STREAM then.
-		return "no_body", true
 	case c.tap.h2:
 		return "end_stream", true
+	case bodyless:
+		return "no_body", true
 	case len(resp.TransferEncoding) > 0 && resp.TransferEncoding[0] == "chunked":
 		return "chunked", true
 	case resp.ContentLength >= 0:

@@ -228,23 +228,6 @@ func TestH2Endings(t *testing.T) {
 	}
 }
 
-// TestH2HeadIsItsOwnEnd: the evidence names no END_STREAM that nobody saw (G1).
-func TestH2HeadIsItsOwnEnd(t *testing.T) {
-	contract.Covers(t, "G1")
-	for method, want := range map[string]string{"HEAD": "no_body", "GET": "end_stream"} {
-		rig := newRig(t)
-		steps := []testkit.H2Step{testkit.H2Head(200, false), testkit.H2Reset(http2.ErrCodeInternal)}
-		if method == "GET" {
-			steps = []testkit.H2Step{testkit.H2Reply(200, "ok")}
-		}
-		up := testkit.NewH2Upstream(t, testkit.H2UpstreamConfig{TLS: rig.ca.Server(host), Script: [][]testkit.H2Step{steps}})
-		end, _, _ := rig.send(order("https", up.Addr()), outgoing(method, "/v1/charges", ""))
-		if !end.Complete || end.Status != 200 || end.Framing != want {
-			t.Errorf("%s: complete %v status %d framing %q: %v", method, end.Complete, end.Status, end.Framing, end.Err)
-		}
-	}
-}
-
 // TestClientCertificateRequired: the alert that comes after our first bytes in TLS 1.3.
 func TestClientCertificateRequired(t *testing.T) {
 	contract.Covers(t, "G8")

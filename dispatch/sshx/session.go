@@ -429,6 +429,7 @@ func (r *run) wait(ctx context.Context) dispatch.Ending {
 	var (
 		exited, ended, closed bool
 		both                  bool // status and both ends came while the connection was there
+		proven                bool // something came after both ends: they were the peer's
 		grace                 <-chan time.Time
 		timer                 *time.Timer
 		moved                 int64
@@ -461,7 +462,7 @@ func (r *run) wait(ctx context.Context) dispatch.Ending {
 					return whole(framingClosed)
 				}
 				return broken(outcome.CodeRemoteResultIncomplete, "connection_lost")
-			case r.peerClosed():
+			case proven || r.peerClosed():
 				return whole(framingClosed)
 			default:
 				r.mu.Lock()
@@ -473,6 +474,7 @@ func (r *run) wait(ctx context.Context) dispatch.Ending {
 		select {
 		case <-exitedC:
 			exited, exitedC = true, nil
+			proven = ended && !closed
 			moved = r.moved.Load()
 			timer = time.NewTimer(r.out.Exec.Grace)
 			grace = timer.C
