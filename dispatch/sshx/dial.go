@@ -38,7 +38,7 @@ func (t *Transport) dial(ctx context.Context, p *pool, o *dispatch.Order) (*conn
 	if err != nil {
 		return nil, fail(outcome.CodeSSHHostKeyRejected, "", "bad_known_hosts", err)
 	}
-	c := &conn{p: p, id: "ssh-" + t.boot + "-" + strconv.FormatUint(t.next.Add(1), 36)}
+	c := &conn{p: p, over: make(chan struct{}), id: "ssh-" + t.boot + "-" + strconv.FormatUint(t.next.Add(1), 36)}
 	var raw net.Conn
 	stage := outcome.StageTCPConnect
 	if j := s.Jump; j != nil {
@@ -70,6 +70,10 @@ func (t *Transport) dial(ctx context.Context, p *pool, o *dispatch.Order) (*conn
 	c.peer = &outcome.Peer{Address: address, Protocol: "ssh-2.0", HostKey: l.fingerprint}
 	go ssh.DiscardRequests(reqs)
 	go refuseChannels(chans)
+	go func() {
+		_ = c.ssh.Wait() // its error is of no interest: the tap knows how it ended
+		close(c.over)
+	}()
 	go c.watch(s.Keepalive)
 	return c, nil
 }

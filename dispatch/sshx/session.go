@@ -414,10 +414,19 @@ const (
 // wait follows the channel to its end. What makes it complete (CONTRACT G9): both
 // streams ended, a status or signal, and the channel closed by the server – or the
 // close missing beyond the grace time, or because the connection ended after both.
+//
+// The library closes the streams and the channel itself when the connection ends, and
+// which of them is seen first is chance: each counts only once it is proven that it came
+// from the peer.
 func (r *run) wait(ctx context.Context) dispatch.Ending {
 	s := r.s
 	broken := func(code outcome.Code, reason string) dispatch.Ending {
 		return dispatch.Ending{Code: code, Reason: reason}
+	}
+	outputEnded := func(is bool) {
+		r.mu.Lock()
+		r.end.OutputEnded = is
+		r.mu.Unlock()
 	}
 	whole := func(framing string) dispatch.Ending {
 		r.mu.Lock()
@@ -428,8 +437,7 @@ func (r *run) wait(ctx context.Context) dispatch.Ending {
 	}
 	var (
 		exited, ended, closed bool
-		both                  bool // status and both ends came while the connection was there
-		proven                bool // something came after both ends: they were the peer's
+		both                  <-chan struct{} // closed when the connection went on after status and both ends
 		grace                 <-chan time.Time
 		timer                 *time.Timer
 		moved                 int64
@@ -441,48 +449,43 @@ func (r *run) wait(ctx context.Context) dispatch.Ending {
 		}
 	}()
 	for {
-		if exited && ended && !both && !s.c.tap.failed.Load() {
-			both = true
+		if exited && ended && both == nil {
+			both = s.c.tap.asks()
 		}
 		if closed && ended {
-			switch {
-			case !exited:
+			if !exited {
 				select {
 				case <-s.exited: // it came just before the close
 					exited = true
 					continue
 				default:
 				}
-				return broken(outcome.CodeRemoteResultIncomplete, r.lossOr("no_exit_status"))
-			case s.c.tap.failed.Load():
-				if both {
-					return whole(framingNoClose)
-				}
-				if control.Off("G9-lost-is-not-closed") {
-					return whole(framingClosed)
-				}
-				return broken(outcome.CodeRemoteResultIncomplete, "connection_lost")
-			case proven || r.peerClosed():
+			}
+			switch how := s.c.proven(ctx); {
+			case how == proofLate:
+				return broken(outcome.CodeRemoteTimeout, "deadline")
+			case how == proofStands && !exited:
+				return broken(outcome.CodeRemoteResultIncomplete, "no_exit_status")
+			case how == proofStands:
+				return whole(framingClosed)
+			case how == proofEnded && exited && isClosed(both):
+				return whole(framingNoClose)
+			case control.Off("G9-lost-is-not-closed"):
 				return whole(framingClosed)
 			default:
-				r.mu.Lock()
-				r.end.OutputEnded = false
-				r.mu.Unlock()
+				outputEnded(false)
 				return broken(outcome.CodeRemoteResultIncomplete, "connection_lost")
 			}
 		}
 		select {
 		case <-exitedC:
 			exited, exitedC = true, nil
-			proven = ended && !closed
 			moved = r.moved.Load()
 			timer = time.NewTimer(r.out.Exec.Grace)
 			grace = timer.C
 		case <-endedC:
 			ended, endedC = true, nil
-			r.mu.Lock()
-			r.end.OutputEnded = !s.c.tap.failed.Load()
-			r.mu.Unlock()
+			outputEnded(!s.c.tap.failed.Load())
 		case <-closedC:
 			closed, closedC = true, nil
 		case <-grace:
@@ -497,7 +500,15 @@ func (r *run) wait(ctx context.Context) dispatch.Ending {
 				continue
 			}
 			if ended {
-				return whole(framingNoClose)
+				switch s.c.proven(ctx) {
+				case proofStands:
+					return whole(framingNoClose)
+				case proofLate:
+					return broken(outcome.CodeRemoteTimeout, "deadline")
+				case proofEnded, proofNone:
+					grace = nil // the connection ended; the channel closes at once
+				}
+				continue
 			}
 			if control.Off("G9-grace-is-not-the-end") {
 				return whole(framingNoClose)
@@ -511,36 +522,85 @@ func (r *run) wait(ctx context.Context) dispatch.Ending {
 	}
 }
 
-// lossOr names a lost connection, or else what was missing.
-func (r *run) lossOr(reason string) string {
-	if r.s.c.gone() {
-		return "connection_lost"
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
-	return reason
 }
 
-// peerClosed reports whether the peer closed the channel, as opposed to the connection
-// ending by a message or an error of the protocol, at which the library closes every
-// channel in the same way. A connection that still answers was there; so was one whose
-// end came only after the channel's (see tap).
-func (r *run) peerClosed() bool {
-	c := r.s.c
-	answer := make(chan error, 1)
-	go func() {
-		_, _, err := c.ssh.SendRequest("keepalive@openssh.com", true, nil)
-		answer <- err
-	}()
+// proof is what is known of the ends of streams and channels that were seen.
+type proof uint8
+
+const (
+	proofNone   proof = iota // the peer broke the protocol, or this side closed the connection
+	proofEnded               // the connection ended by itself, and may have done so before
+	proofStands              // they are the peer's
+	proofLate                // there was no time to find out
+)
+
+// proven says whether the ends that were seen so far came from the peer, as opposed to
+// the connection ending by a message or an error of the protocol, at which the library
+// closes every channel in the same way.
+//
+// They did if the connection went on afterwards: its transport asked for more (see
+// tap.asks), and it answers, or is silent, or ended by itself only then. A message that
+// ends the connection in one piece with an orderly close cannot be told from one without
+// a close, since the transport has read it before anybody sees the close: that proves
+// nothing.
+func (c *conn) proven(ctx context.Context) proof {
+	asks := c.tap.asks()
+	select {
+	case <-asks:
+	case <-c.tap.dead:
+	case <-ctx.Done():
+		return proofLate
+	}
+	wentOn := isClosed(asks)
+	if wentOn {
+		answer := make(chan error, 1)
+		go func() {
+			_, _, err := c.ssh.SendRequest("keepalive@openssh.com", true, nil)
+			answer <- err
+		}()
+		timer := time.NewTimer(proofWait)
+		defer timer.Stop()
+		select {
+		case err := <-answer:
+			if err == nil {
+				return proofStands
+			}
+		case <-c.tap.dead:
+		case <-timer.C:
+			return proofStands // the library closes the connection at once with its channels
+		case <-ctx.Done():
+			return proofLate
+		}
+	}
+	how := c.ended(ctx)
+	if how == proofEnded && wentOn {
+		return proofStands
+	}
+	return how
+}
+
+// ended says how a connection ended that is over: by itself, or since the peer broke the
+// protocol above the transport. The library closes the connection then, as this side does,
+// and a read fails after that.
+func (c *conn) ended(ctx context.Context) proof {
 	timer := time.NewTimer(proofWait)
 	defer timer.Stop()
 	select {
-	case err := <-answer:
-		if err == nil {
-			return true
-		}
-	case <-c.tap.dead:
+	case <-c.over:
 	case <-timer.C:
-		return true // the library closes the connection at once with its channels
+		return proofNone
+	case <-ctx.Done():
+		return proofLate
 	}
-	<-c.tap.dead
-	return c.tap.failed.Load()
+	if c.tap.failed.Load() || !c.tap.broke.Load() {
+		return proofEnded
+	}
+	return proofNone
 }

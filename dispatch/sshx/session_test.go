@@ -578,3 +578,77 @@ func FuzzParseTrust(f *testing.F) {
 		}
 	})
 }
+
+// The library ends streams and channels itself when a connection ends, at a message of the
+// peer, too: what was not received is not taken for received, whichever is seen first
+// (CONTRACT G9).
+func TestConnectionEnds(t *testing.T) {
+	contract.Covers(t, "G9", "F2", "T3")
+	for _, tc := range []struct {
+		name     string
+		segment  string // in one write, after the command was accepted
+		then     func(c *rawConn)
+		complete bool
+		framing  string
+		reason   string // "": one of two
+		times    int
+	}{
+		{name: "status, disconnect", segment: "status disconnect", reason: "connection_lost", times: 300},
+		{name: "output, status, disconnect", segment: "data status disconnect", reason: "connection_lost", times: 100},
+		{name: "disconnect", segment: "data disconnect", reason: "connection_lost", times: 50},
+		{name: "status, a broken packet", segment: "status malformed", reason: "connection_lost", times: 200},
+		{name: "end, a broken packet", segment: "eof status malformed", reason: "connection_lost", times: 100},
+		// The grace time ends about when the connection does.
+		{name: "status, later disconnect", segment: "status", then: func(c *rawConn) {
+			time.Sleep(5 * time.Millisecond)
+			_ = c.send(disconnect())
+		}, times: 100},
+		// An orderly end in one piece with a disconnect cannot be told from the first.
+		{name: "all, disconnect", segment: "data eof status close disconnect", reason: "connection_lost", times: 100},
+		{name: "end, status, disconnect", segment: "data eof status disconnect", reason: "connection_lost", times: 100},
+		{name: "all, then disconnect", segment: "data eof status close", then: func(c *rawConn) {
+			_, _ = c.next(msgGlobalRequest) // Waybill has seen the close, and asks
+			_ = c.send(disconnect())
+		}, complete: true, framing: "channel_close", times: 100},
+		{name: "all, then a broken packet", segment: "data eof status close", then: func(c *rawConn) {
+			_, _ = c.next(msgGlobalRequest)
+			_ = c.packets("malformed").flush()
+		}, reason: "connection_lost", times: 20},
+		{name: "all, answered", segment: "data status eof close", then: func(c *rawConn) {
+			_, _ = c.next(msgGlobalRequest)
+			_ = c.send([]byte{msgRequestFailure})
+		}, complete: true, framing: "channel_close", times: 50},
+		{name: "all, silent", segment: "data status eof close", complete: true, framing: "channel_close", times: 3},
+		{name: "all, closed", segment: "data eof status close", then: (*rawConn).fin, complete: true, framing: "channel_close", times: 20},
+		{name: "end, status, closed", segment: "data eof status", then: (*rawConn).fin, complete: true, framing: "eof_and_status", times: 20},
+		{name: "status, closed", segment: "data status", then: (*rawConn).fin, reason: "connection_lost", times: 20},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if tc.framing == "" || tc.times >= 50 {
+				t.Parallel() // the others need what came to be seen within the time of the hold
+			}
+			r := newRig(t)
+			s := newRawServer(t, "box.test", func(c *rawConn) {
+				if c.packets("success "+tc.segment).flush() == nil && tc.then != nil {
+					tc.then(c)
+				}
+				c.gone()
+			})
+			o := r.rawOrder("box.test", s)
+			for i := range tc.times {
+				out := outgoing("make")
+				if tc.reason == "" && !tc.complete {
+					out.Exec.Grace = 5 * time.Millisecond
+				}
+				end, _ := r.exec(o, out, 10*time.Second)
+				r.tr.CloseIdle() // the server takes one command on a connection
+				if end.Complete != tc.complete || end.Framing != tc.framing || !tc.complete && end.Code != outcome.CodeRemoteResultIncomplete || tc.reason != "" && end.Reason != tc.reason {
+					t.Fatalf("time %d: complete %v code %s reason %q framing %q", i+1, end.Complete, end.Code, end.Reason, end.Framing)
+				}
+				if e := end.Exec; e.Closed != (tc.framing == "channel_close") || e.OutputEnded != tc.complete {
+					t.Fatalf("time %d: %+v", i+1, e)
+				}
+			}
+		})
+	}
+}

@@ -237,6 +237,7 @@ type conn struct {
 	id   string
 	ssh  ssh.Conn
 	tap  *tap
+	over chan struct{} // closed when the library is done with it
 	peer *outcome.Peer
 	jump func() // closes the jump host's connection; may be nil
 
