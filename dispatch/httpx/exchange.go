@@ -388,7 +388,7 @@ func (c *conn) readBody(ctx context.Context, out *dispatch.Outgoing, resp *http.
 		end.Code = outcome.CodeRemoteProtocolError
 		return end
 	}
-	end.Framing, end.Complete = c.framing(resp, bodyless, out.CloseDelimited)
+	end.Framing, end.Complete = c.framing(out, resp, bodyless)
 	if !end.Complete {
 		end.Code = outcome.CodeRemoteResultIncomplete
 		return end
@@ -399,8 +399,15 @@ func (c *conn) readBody(ctx context.Context, out *dispatch.Outgoing, resp *http.
 
 // framing names how the body ended and whether that proves completeness
 // (RFC 9112 §6.3, RFC 9113 §8.1, CONTRACT G1, G2).
-func (c *conn) framing(resp *http.Response, bodyless, acceptFIN bool) (string, bool) {
+func (c *conn) framing(out *dispatch.Outgoing, resp *http.Response, bodyless bool) (string, bool) {
 	switch {
+	case c.tap.h2 && out.Method == http.MethodHead:
+		// net/http reads no body then, and does not say how the stream ended: a reset behind
+		// the head looks the same, and so does content, at which it resets the stream.
+		if v := c.tap.view(); !v.ended || v.data {
+			return "stream_not_ended", false
+		}
+		return "end_stream", true
 	case c.tap.h2:
 		return "end_stream", true
 	case bodyless:
@@ -414,7 +421,7 @@ func (c *conn) framing(resp *http.Response, bodyless, acceptFIN bool) (string, b
 	switch {
 	case v.closeNotify:
 		return "close_notify", true
-	case v.cleanFIN && acceptFIN:
+	case v.cleanFIN && out.CloseDelimited:
 		return "tcp_close", true
 	default:
 		return "close_without_proof", control.Off("G2-close-needs-proof")

@@ -228,6 +228,44 @@ func TestH2Endings(t *testing.T) {
 	}
 }
 
+// TestH2Head: an answer to HEAD, too, is complete only when the peer has ended its stream
+// (CONTRACT G1). net/http gives it out as a whole one however the stream ended.
+func TestH2Head(t *testing.T) {
+	contract.Covers(t, "G1", "G2")
+	head := func(end bool) testkit.H2Step { return testkit.H2Head(200, end, "content-length", "10") }
+	for _, c := range []struct {
+		name     string
+		steps    []testkit.H2Step
+		complete bool
+	}{
+		{"with the head", []testkit.H2Step{head(true)}, true},
+		{"with an empty frame", []testkit.H2Step{head(false), testkit.H2Data(nil, true)}, true},
+		{"with trailers", []testkit.H2Step{head(false), testkit.H2Trailers("x-sum", "1")}, true},
+		{"and a reset that says no more than that", []testkit.H2Step{head(true), testkit.H2Reset(http2.ErrCodeNo)}, true},
+		{"behind an interim answer", []testkit.H2Step{testkit.H2Head(103, false), head(true)}, true},
+		{"reset", []testkit.H2Step{head(false), testkit.H2Reset(http2.ErrCodeInternal)}, false},
+		{"reset without an error", []testkit.H2Step{head(false), testkit.H2Reset(http2.ErrCodeNo)}, false},
+		{"refused", []testkit.H2Step{head(false), testkit.H2Refuse()}, false},
+		{"closed", []testkit.H2Step{head(false), testkit.H2Close()}, false},
+		{"content", []testkit.H2Step{head(false), testkit.H2Data([]byte("0123456789"), true)}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			rig := newRig(t)
+			up := testkit.NewH2Upstream(t, testkit.H2UpstreamConfig{TLS: rig.ca.Server(host), Script: [][]testkit.H2Step{c.steps}})
+			end, _, _ := rig.send(order("https", up.Addr()), outgoing("HEAD", "/v1/charges", ""))
+			code, framing := outcome.CodeNone, "end_stream"
+			if !c.complete {
+				code, framing = outcome.CodeRemoteResultIncomplete, "stream_not_ended"
+			}
+			if end.Complete != c.complete || end.Code != code || end.Framing != framing || end.Status != 200 {
+				t.Errorf("complete %v code %v framing %q status %d err %v", end.Complete, end.Code, end.Framing, end.Status, end.Err)
+			}
+			up.RequireCount(t, 1, "HEAD", "/v1/charges")
+		})
+	}
+}
+
 // TestClientCertificateRequired: the alert that comes after our first bytes in TLS 1.3.
 func TestClientCertificateRequired(t *testing.T) {
 	contract.Covers(t, "G8")

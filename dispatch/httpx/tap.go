@@ -38,9 +38,12 @@ var errUnsolicited = errors.New("httpx: bytes from the origin before any request
 
 // HTTP/2 frame types, flags and error codes that the tap reads (RFC 9113 §6, §7).
 const (
+	frameData      = 0x0
 	frameHeaders   = 0x1
 	frameRSTStream = 0x3
 	frameGoAway    = 0x7
+
+	flagEndStream = 0x1 // of DATA and HEADERS
 
 	errRefusedStream = 0x7
 
@@ -77,6 +80,8 @@ type tap struct {
 	maxSeen uint32 // last-stream-id of the lowest GOAWAY
 	anyAway bool
 	headers bool // HEADERS frames arrived on our stream
+	ended   bool // the peer ended our stream: END_STREAM
+	data    bool // DATA frames arrived on our stream that hold something
 }
 
 const maxHeadSample = 512
@@ -87,7 +92,7 @@ func (t *tap) mark() {
 	defer t.mu.Unlock()
 	t.wrote, t.read, t.waiting = 0, 0, false
 	t.head.reset()
-	t.stream, t.refused, t.goaway, t.headers = 0, false, false, false
+	t.stream, t.refused, t.goaway, t.headers, t.ended, t.data = 0, false, false, false, false, false
 	t.lastSign = time.Now()
 }
 
@@ -262,6 +267,7 @@ type view struct {
 	refused, goaway   bool
 	lastStream        uint32
 	headers           bool
+	ended, data       bool // HTTP/2: END_STREAM, and content, on our stream
 	closeNotify       bool // TLS: the peer ended its side with close_notify
 	cleanFIN          bool // no TLS: the peer ended its side
 }
@@ -270,7 +276,8 @@ func (t *tap) view() view {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	v := view{wrote: t.wrote, read: t.read, readErr: t.readErr, writeErr: t.writeErr, headDone: t.head.done,
-		coding: t.head.coding, spaced: t.head.spaced, refused: t.refused, goaway: t.goaway, lastStream: t.maxSeen, headers: t.headers}
+		coding: t.head.coding, spaced: t.head.spaced, refused: t.refused, goaway: t.goaway, lastStream: t.maxSeen, headers: t.headers,
+		ended: t.ended, data: t.data}
 	if errors.Is(t.readErr, io.EOF) {
 		v.closeNotify = t.raw != nil && !t.raw.sawEOF.Load()
 		v.cleanFIN = t.raw == nil
@@ -285,23 +292,27 @@ func (t *tap) sample() []byte {
 	return bytes.Clone(t.head.sample)
 }
 
-func (t *tap) frameOut(kind byte, stream uint32, _ []byte) {
-	if kind == frameHeaders && t.stream == 0 {
-		t.stream = stream
-		if t.anyAway && t.maxSeen < stream {
+func (t *tap) frameOut(f frame) {
+	if f.kind == frameHeaders && t.stream == 0 {
+		t.stream = f.stream
+		if t.anyAway && t.maxSeen < f.stream {
 			t.goaway = true
 		}
 	}
 }
 
-func (t *tap) frameIn(kind byte, stream uint32, payload []byte) {
-	switch kind {
-	case frameHeaders:
-		if stream == t.stream && stream != 0 {
-			t.headers = true
+func (t *tap) frameIn(f frame) {
+	ours := f.stream == t.stream && f.stream != 0
+	payload := f.payload
+	switch f.kind {
+	case frameData, frameHeaders:
+		if ours {
+			t.headers = t.headers || f.kind == frameHeaders
+			t.data = t.data || f.kind == frameData && f.length > 0
+			t.ended = t.ended || f.flags&flagEndStream != 0
 		}
 	case frameRSTStream:
-		if stream == t.stream && stream != 0 && len(payload) >= 4 && binary.BigEndian.Uint32(payload) == errRefusedStream {
+		if ours && len(payload) >= 4 && binary.BigEndian.Uint32(payload) == errRefusedStream {
 			t.refused = true
 		}
 	case frameGoAway:
@@ -321,6 +332,14 @@ func (t *tap) frameIn(kind byte, stream uint32, payload []byte) {
 // preface is what an HTTP/2 client sends first (RFC 9113 §3.4).
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
+// frame is what is kept of one.
+type frame struct {
+	kind, flags byte
+	stream      uint32
+	length      int    // of the payload
+	payload     []byte // its first bytes, of some kinds
+}
+
 // frameParser follows the frames of one direction of an HTTP/2 connection. It
 // keeps the first bytes of small payloads only; lengths are trusted, since the
 // real parser beside it fails on what is malformed.
@@ -332,7 +351,7 @@ type frameParser struct {
 	want int // bytes of payload to keep
 }
 
-func (f *frameParser) feed(p []byte, emit func(kind byte, stream uint32, payload []byte)) {
+func (f *frameParser) feed(p []byte, emit func(frame)) {
 	for len(p) > 0 {
 		if f.n == frameHeaderBytes && len(f.kept) < f.want {
 			k := min(f.want-len(f.kept), len(p))
@@ -355,7 +374,7 @@ func (f *frameParser) feed(p []byte, emit func(kind byte, stream uint32, payload
 		if f.n < frameHeaderBytes {
 			return
 		}
-		length := int(f.head[0])<<16 | int(f.head[1])<<8 | int(f.head[2])
+		length := f.length()
 		f.want = 0
 		if f.head[3] == frameRSTStream || f.head[3] == frameGoAway {
 			f.want = min(length, 8)
@@ -368,9 +387,11 @@ func (f *frameParser) feed(p []byte, emit func(kind byte, stream uint32, payload
 	}
 }
 
-func (f *frameParser) done(emit func(byte, uint32, []byte)) {
-	emit(f.head[3], binary.BigEndian.Uint32(f.head[5:9])&(1<<31-1), f.kept)
+func (f *frameParser) done(emit func(frame)) {
+	emit(frame{f.head[3], f.head[4], binary.BigEndian.Uint32(f.head[5:9]) & (1<<31 - 1), f.length(), f.kept})
 	f.n = 0
 	f.want = 0
 	f.kept = f.kept[:0]
 }
+
+func (f *frameParser) length() int { return int(f.head[0])<<16 | int(f.head[1])<<8 | int(f.head[2]) }
