@@ -459,6 +459,88 @@ func TestApprovalAcrossRestart(t *testing.T) {
 	})
 }
 
+// What the caller said of a repeat counts when its request is sent, too: the action that it
+// supersedes – or the guard would refuse what a person approved – and the precondition by
+// which the route may repeat it.
+func TestApprovedRepeat(t *testing.T) {
+	contract.Covers(t, "O3", "D3", "D4", "I7")
+	for name, c := range map[string]struct {
+		named bool // the earlier action
+		match bool // If-Match, by which the route may repeat
+		next  bool // another process sends it
+		sent  bool
+	}{
+		"named":                        {named: true, sent: true},
+		"named, after a restart":       {named: true, next: true, sent: true},
+		"conditional":                  {match: true, sent: true},
+		"conditional, after a restart": {match: true, next: true, sent: true},
+		"neither":                      {},
+		"neither, after a restart":     {next: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				conditional := func(rs []routes.Route) []routes.Route {
+					for i := range rs {
+						rs[i].Contract.Conditional = rs[i].Contract.Conditional || rs[i].Name == "ask"
+					}
+					return rs
+				}
+				b := newBench(t).rebound(t, conditional)
+				ask := func(supersedes string) *Reply {
+					s := post("ask.example.test", "/v1/pay", "amount")
+					if c.match {
+						s.Header.Set("If-Match", `"v1"`)
+					}
+					s.Supersedes = supersedes
+					r := b.Do(t.Context(), s)
+					if f := r.Envelope.Facts(); f.Code != outcome.CodeApprovalPending {
+						t.Fatalf("%+v", f)
+					}
+					return r
+				}
+				approve := func(b *bench, id ActionID) Record {
+					if _, err := b.Decide(t.Context(), id, "", alice); err != nil {
+						t.Fatal(err)
+					}
+					synctest.Wait()
+					rec, err := b.j.Action(t.Context(), id)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return rec
+				}
+				b.tr.play = script(lost, answerWith(200, "made"))
+				first, second := ask(""), (*Reply)(nil)
+				if !c.named {
+					second = ask("") // while the first one waits, and is no duplicate yet
+				}
+				advice := outcome.Reconcile
+				if c.match {
+					advice = outcome.Backoff
+				}
+				if rec := approve(b, first.ID); rec.Facts.Outcome != outcome.Unknown || rec.Facts.Retry != advice || b.tr.count() != 1 {
+					t.Fatalf("%+v, %d sent", rec.Facts, b.tr.count())
+				}
+				if c.named {
+					second = ask(first.ID.String())
+				}
+				next := b
+				if c.next {
+					next = b.rebound(t, conditional)
+				}
+				rec := approve(next, second.ID)
+				want := outcome.CodeDuplicateSuspected
+				if c.sent {
+					want = outcome.CodeNone
+				}
+				if rec.Facts.Code != want || (b.tr.count() == 2) != c.sent || !rec.Ended {
+					t.Errorf("%+v, %d sent", rec.Facts, b.tr.count())
+				}
+			})
+		})
+	}
+}
+
 // The commit that makes a dispatch durable is the last guard, whatever path leads to it.
 func TestNothingIsDispatchedUnapproved(t *testing.T) {
 	contract.Covers(t, "D3")

@@ -37,7 +37,10 @@ type heldHead struct {
 	Spooled   bool                `json:"spooled"` // a body was read, be it empty
 	Length    int64               `json:"length"`
 	Exec      *heldExec           `json:"exec,omitempty"` // of a command
-	Shown     ApprovalRequest     `json:"shown"`
+	// Supersedes is the action that the caller named (CONTRACT O3): the guard asks once more
+	// before the request is sent. A build that does not know it refuses what would need it.
+	Supersedes string          `json:"supersedes,omitempty"`
+	Shown      ApprovalRequest `json:"shown"`
 }
 
 type heldExec struct {
@@ -219,7 +222,7 @@ func (a *action) holdRequest(used *Credential, guard *leak.Guard) (*heldReader, 
 	head := heldHead{
 		Version: heldVersion, Caller: a.s.Caller, Protocol: a.s.Protocol, Method: out.Method, Addressed: a.addressed, Target: out.Target, Authority: out.Authority,
 		RawPath: out.RawPath, RawQuery: out.RawQuery, HasQuery: out.HasQuery, Header: make(map[string][][]byte, len(out.Header)),
-		HasBody: out.Body != nil, Spooled: a.body != nil, Length: out.Length, Shown: a.shownRequest(used, guard),
+		HasBody: out.Body != nil, Spooled: a.body != nil, Length: out.Length, Supersedes: a.s.Supersedes, Shown: a.shownRequest(used, guard),
 	}
 	if out.Exec != nil {
 		head.Exec = &heldExec{User: out.Exec.User, Command: out.Exec.Command, Env: a.execEnv}
@@ -336,7 +339,7 @@ func (a *action) rebuild(rec *Record) error {
 	if head.Caller.ID != rec.Caller || head.Method != rec.Method || !route.AllowsCaller(head.Caller.Name) {
 		return errHeld
 	}
-	a.s.Caller = head.Caller
+	a.s.Caller, a.s.Supersedes = head.Caller, head.Supersedes
 	if head.Exec != nil {
 		return a.rebuildExec(head, body)
 	}
@@ -360,6 +363,7 @@ func (a *action) rebuild(rec *Record) error {
 	}
 	a.out = out
 	a.repeatable = route.Repeatable(head.Method)
+	a.conditions()
 	a.advice = outcome.ByContract(a.repeatable, a.key != nil)
 	return nil
 }

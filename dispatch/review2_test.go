@@ -37,7 +37,7 @@ func (s keySource) FetchRaw(context.Context) (inject.Material, error) {
 // TestApprovedCommandDetached: a command whose caller was told APPROVAL_PENDING runs once
 // when it is approved, and its end is on record; the proxy goes on (D3, D4).
 func TestApprovedCommandDetached(t *testing.T) {
-	contract.Covers(t, "D3", "D4", "H3")
+	contract.Covers(t, "D3", "D4", "H3", "O3")
 	synctest.Test(t, func(t *testing.T) {
 		_, key, err := ed25519.GenerateKey(rand.Reader)
 		if err != nil {
@@ -77,19 +77,36 @@ func TestApprovedCommandDetached(t *testing.T) {
 			return Ending{Sent: Sent{Headers: true, Complete: true}, Complete: true, Framing: "channel_close", Exec: &ExecEnd{Accepted: true, ExitStatus: &status, OutputEnded: true, Closed: true, StdoutBytes: 10}}
 		}
 		b.Pipeline = New(Config{Journal: b.j, Transport: b.tr, SSH: b.tr, Binding: &Binding{Snapshot: snap, Credentials: store}, Pseudonym: "waybill-test", SpoolDir: t.TempDir()})
-		s := &Submission{Caller: Caller{ID: "local"}, Method: MethodExec, Scheme: "ssh", Protocol: ProtocolSSH, Authorities: Authorities{Connect: "box.example.test:22"},
-			Header: http.Header{}, Exec: &ExecRequest{User: "deploy", Command: "restart app", Strict: true}}
-		reply := b.Do(t.Context(), s)
-		if f := reply.Envelope.Facts(); f.Code != outcome.CodeApprovalPending {
-			t.Fatalf("%+v", f)
+		approved := func(supersedes string) Record {
+			s := &Submission{Caller: Caller{ID: "local"}, Method: MethodExec, Scheme: "ssh", Protocol: ProtocolSSH, Authorities: Authorities{Connect: "box.example.test:22"},
+				Header: http.Header{}, Supersedes: supersedes, Exec: &ExecRequest{User: "deploy", Command: "restart app", Strict: true}}
+			reply := b.Do(t.Context(), s)
+			if f := reply.Envelope.Facts(); f.Code != outcome.CodeApprovalPending {
+				t.Fatalf("%+v", f)
+			}
+			if _, err := b.Decide(t.Context(), reply.ID, "", alice); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			rec, err := b.j.Action(t.Context(), reply.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return rec
 		}
-		if _, err := b.Decide(t.Context(), reply.ID, "", alice); err != nil {
-			t.Fatal(err)
+		if rec := approved(""); b.tr.count() != 1 || rec.Facts != outcome.Success() || rec.Result == nil || rec.Result.Exec == nil {
+			t.Errorf("%d sent, %+v", b.tr.count(), rec.Facts)
 		}
-		synctest.Wait()
-		rec, err := b.j.Action(t.Context(), reply.ID)
-		if err != nil || b.tr.count() != 1 || rec.Facts != outcome.Success() || rec.Result == nil || rec.Result.Exec == nil {
-			t.Errorf("%d sent, %+v, %v", b.tr.count(), rec.Facts, err)
+		// One that is repeated in spite of its outcome is named when it is sent, too (O3).
+		runs := b.tr.play
+		b.tr.play = lost
+		first := approved("")
+		if first.Facts.Outcome != outcome.Unknown {
+			t.Fatalf("%+v", first.Facts)
+		}
+		b.tr.play = runs
+		if rec := approved(first.ID.String()); b.tr.count() != 3 || rec.Facts != outcome.Success() {
+			t.Errorf("%d sent, %+v", b.tr.count(), rec.Facts)
 		}
 	})
 }
