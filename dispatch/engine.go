@@ -325,10 +325,11 @@ func (b *background) schedule(last Record) {
 		return // the configuration has changed; the action waits for a caller
 	}
 	rec = rec.At(now)
-	if rec.leftToCaller() {
+	err := rec.MayRepeat(now)
+	if err == nil && rec.leftToCaller() {
+		b.after(rec.Bound.Budget.Until.Sub(now), rec.ID, b.expire)
 		return
 	}
-	err := rec.MayRepeat(now)
 	wait := delay(&rec, route.Contract.Retry, now)
 	if err == nil {
 		if reason, ok := fits(&rec, now.Add(wait)); !ok {
@@ -346,12 +347,33 @@ func (b *background) schedule(last Record) {
 	case err != nil:
 		return
 	}
+	b.after(wait, rec.ID, b.run)
+}
+
+// after calls f later, unless something is planned for the action.
+func (b *background) after(wait time.Duration, id ActionID, f func(ActionID)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.stopped || b.due[rec.ID] != nil {
+	if b.stopped || b.due[id] != nil {
 		return
 	}
-	b.due[rec.ID] = time.AfterFunc(wait, func() { b.run(rec.ID) })
+	b.due[id] = time.AfterFunc(wait, func() { f(id) })
+}
+
+// expire records that the budget of an action is over that was left to its caller (J4); its
+// request is kept no longer.
+func (b *background) expire(id ActionID) {
+	defer b.p.survive("a budget's end", id)
+	b.mu.Lock()
+	delete(b.due, id)
+	stopped := b.stopped
+	b.mu.Unlock()
+	if stopped {
+		return
+	}
+	if rec, err := b.p.cfg.Journal.Action(context.Background(), id); err == nil {
+		b.schedule(rec)
+	}
 }
 
 // leftToCaller reports whether only the caller, or a person, repeats the action: it was refused,

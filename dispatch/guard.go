@@ -25,9 +25,8 @@ type screen struct {
 	held      bytes.Buffer    // of an encoded one: not known to be safe
 	released  int64
 	scratch   []byte
-	part      bool  // the body is a part of a larger one
-	bytes     int64 // of a part, so far
-	early     int   // bytes of the stream's tail that are out already
+	part      bool // the body is a part of a larger one
+	early     int  // bytes of the stream's tail that are out already
 
 	masked int    // places
 	reason string // why the result is blocked; "": it is not
@@ -65,9 +64,10 @@ func (s *screen) begin(status int, h http.Header) {
 	}
 	s.header(h)
 	list, encoded := leak.ContentEncoding(h)
-	s.part = isPart(status, h) && !control.Off("C5-parts")
+	part, single := partOf(status, h)
+	s.part = part && !control.Off("C5-parts")
 	switch {
-	case s.part && (encoded || len(h["Content-Range"]) != 1):
+	case s.part && (encoded || !single):
 		s.stop("not_inspected")
 		return
 	case s.part:
@@ -101,7 +101,6 @@ func (s *screen) body(p []byte) []byte {
 	case s.stream != nil:
 		before := s.stream.Masked()
 		s.scratch = s.stream.Write(s.scratch[:0], p)
-		s.bytes += int64(len(p))
 		if s.found(s.stream.Masked() - before); s.reason != "" {
 			return nil
 		}
@@ -143,20 +142,25 @@ func (s *screen) rested() []byte {
 	return p
 }
 
-// isPart says whether a body is a part of a larger one (RFC 9110 §14.4, §15.3.7).
-func isPart(status int, h http.Header) bool {
+// partOf says whether a body is a part of a larger one, cut at some byte (RFC 9110 §14.4, §15.3.7),
+// and whether it is a single one. Ranges of other units are of whole things.
+func partOf(status int, h http.Header) (part, single bool) {
 	ranges := h["Content-Range"]
-	if status != http.StatusPartialContent && (len(ranges) == 0 || status/100 != 2) {
-		return false
+	switch {
+	case status == http.StatusPartialContent && len(ranges) != 1, len(ranges) > 1:
+		return true, false // multipart/byteranges, or nobody knows what
+	case status/100 != 2 || len(ranges) == 0:
+		return false, false
 	}
-	if len(ranges) != 1 {
-		return true
+	unit, span, _ := strings.Cut(strings.TrimSpace(ranges[0]), " ")
+	if !strings.EqualFold(unit, "bytes") {
+		return false, false
 	}
 	// One that is all there is: "bytes=0-" is asked for by those that resume.
-	span, size, _ := strings.Cut(strings.TrimPrefix(ranges[0], "bytes "), "/")
+	span, size, _ := strings.Cut(span, "/")
 	first, last, _ := strings.Cut(span, "-")
 	n, err := strconv.ParseInt(size, 10, 64)
-	return err != nil || first != "0" || last != strconv.FormatInt(n-1, 10)
+	return err != nil || first != "0" || last != strconv.FormatInt(n-1, 10), true
 }
 
 func (s *screen) judge(found bool, err error) {
@@ -188,20 +192,22 @@ func (s *screen) end(complete, cut bool) []byte {
 		return rest
 	}
 	if s.stream != nil && complete && s.reason == "" {
+		if s.part {
+			before := s.stream.Masked()
+			rest = s.stream.FlushPart(s.scratch[:0])
+			if s.found(s.stream.Masked() - before); s.reason != "" {
+				return nil
+			}
+			return rest
+		}
 		rest = s.stream.Flush(s.scratch[:0])
-		if (cut || s.part) && len(rest) >= tellable {
+		if cut && len(rest) >= tellable {
 			for i := range rest {
 				rest[i] = '*'
 			}
 			if s.found(1); s.reason != "" {
 				return nil
 			}
-		}
-		if s.part && len(rest) > 0 && len(rest) < tellable && s.bytes == int64(len(rest)) {
-			// All of it is in a secret, of which many such answers would tell the whole; masked it
-			// could be wrong by chance.
-			s.stop("not_inspected")
-			return nil
 		}
 	}
 	return s.unseen(rest)

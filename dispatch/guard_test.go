@@ -161,6 +161,12 @@ func TestSecretInParts(t *testing.T) {
 			}
 		}
 	}
+	// Masked as long as it was: who asks for one byte wants to know the size.
+	for _, r := range [][2]int{{at + 2, at + 3}, {at + 3, at + 10}} {
+		if got, reply := part("pay", r[0], r[1]); reply.Status != 206 || strings.Trim(got, "*") != "" || len(got) != r[1]-r[0] || reply.Header.Get("Content-Range") == "" {
+			t.Errorf("within it: %d %q", reply.Status, got)
+		}
+	}
 	for _, c := range []struct {
 		name string
 		want bool // it arrives
@@ -170,7 +176,10 @@ func TestSecretInParts(t *testing.T) {
 	}{
 		{"nothing of it", true, `{"self":"https://p`, "pay", []string{"Content-Range", "bytes 0-17/70"}},
 		{"one byte that is none of it", true, "{", "pay", []string{"Content-Range", "bytes 0-0/70"}},
-		{"seven bytes within it", false, testSecret[3:10], "pay", []string{"Content-Range", "bytes 40-46/70"}},
+		{"two bytes within it, where it blocks", false, testSecret[3:5], "block", []string{"Content-Range", "bytes 40-41/70"}},
+		{"a page of rows, encoded", true, gzipped(t, "clean"), "pay", []string{"Content-Encoding", "gzip", "Content-Range", "rows 0-24/*"}},
+		{"a page of rows, encoded, with the secret", false, gzipped(t, whole), "pay", []string{"Content-Encoding", "gzip", "Content-Range", "rows 0-24/*"}},
+		{"seven bytes within it, where it blocks", false, testSecret[3:10], "block", []string{"Content-Range", "bytes 40-46/70"}},
 		{"its end, where it blocks", false, testSecret[2:] + `"}`, "block", []string{"Content-Range", "bytes 40-70/70"}},
 		{"its beginning, where it blocks", false, `{"x":"` + testSecret[:9], "block", []string{"Content-Range", "bytes 0-14/70"}},
 		{"several parts", false, "--x\r\n\r\n" + testSecret[:9] + "\r\n--x--", "pay", []string{"Content-Type", "multipart/byteranges; boundary=x"}},

@@ -292,10 +292,19 @@ func reconciled(f outcome.Facts) outcome.Facts {
 	return f
 }
 
-// LeftToRepeat reports whether the action ended without effect and may be repeated: what is known
-// of it may become more than that at any time.
+// LeftToRepeat reports whether the action had ended without effect and a further attempt could be
+// added to it, or was about to be: what is known of it may have become more than that since.
+// A delivery that failed is no matter: an acknowledgement takes it back.
 func (r *Record) LeftToRepeat() bool {
-	return r.Ended && r.Bound != nil && r.Stopped == "" && (r.Facts.Outcome == outcome.NotAttempted || r.Facts.Outcome == outcome.Rejected) && r.Decision().Step.Repeats()
+	if !r.Ended || r.Bound == nil {
+		return false
+	}
+	then := *r
+	then.Facts = r.advise(r.resolved())
+	if o := then.Facts.Outcome; o != outcome.NotAttempted && o != outcome.Rejected {
+		return false
+	}
+	return r.Lease != nil || then.mayLease(r.EndedAt) == nil
 }
 
 // KeepsRequest reports whether the sealed request is still needed: of an action that the

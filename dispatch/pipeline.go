@@ -88,6 +88,7 @@ type Pipeline struct {
 	relays     moments // of redirects to other origins
 	engine     atomic.Pointer[background]
 	ending     chan struct{} // closed when draining begins
+	began      time.Time     // carries the monotonic clock
 }
 
 type claim struct{ caller, requestID string }
@@ -103,7 +104,7 @@ func New(cfg Config) *Pipeline {
 	if cfg.Pseudonym == "" {
 		cfg.Pseudonym = "waybill"
 	}
-	p := &Pipeline{cfg: cfg, claims: make(map[claim]ActionID), cards: make(map[ActionID]*card), drains: make(chan struct{}), entropy: ulid.Monotonic(rand.Reader, 0), ending: make(chan struct{})}
+	p := &Pipeline{cfg: cfg, claims: make(map[claim]ActionID), cards: make(map[ActionID]*card), drains: make(chan struct{}), entropy: ulid.Monotonic(rand.Reader, 0), ending: make(chan struct{}), began: time.Now()}
 	p.binding.Store(cfg.Binding)
 	return p
 }

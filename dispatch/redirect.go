@@ -20,7 +20,7 @@ import (
 // redirectWindow is how long a relayed redirect to another origin is remembered
 // (CONTRACT R3): longer than any client takes to follow one. It begins anew whenever the
 // redirect is relayed from the store (H3, I9), and with the process, which does not know when
-// another one did that.
+// another one did that – as long as the store may have had it then.
 const redirectWindow = time.Hour
 
 // Relayed is told that the action's stored answer goes to its caller.
@@ -34,7 +34,10 @@ func (p *Pipeline) Relayed(rec *Record) {
 func (p *Pipeline) relayedWithin(d time.Duration, rec *Record) bool {
 	age, known := p.relays.since(rec.ID)
 	if !known {
-		age = time.Since(p.windows().since)
+		age = time.Since(p.began)
+		if r := rec.Result; r != nil && p.cfg.Clock.Now().Sub(r.ExpiresAt) > d && p.cfg.Clock.Now().Sub(rec.EndedAt) > d {
+			return false
+		}
 	}
 	return age <= d
 }

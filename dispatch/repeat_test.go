@@ -640,9 +640,20 @@ func TestRefusalIsLeftToItsCaller(t *testing.T) {
 			if n := b.tr.count(); n != 1 {
 				t.Errorf("%s: %d sent beside what its caller sends", c.name, n)
 			}
-			// A person still can.
-			if r := b2.RetryKept(context.Background(), r.ID, time.Minute); facts(r) != outcome.Success() || b.tr.count() != 2 {
-				t.Errorf("%s: by hand: %+v, %d sent", c.name, facts(r), b.tr.count())
+			if c.drain { // A person still can.
+				if r := b2.RetryKept(context.Background(), r.ID, time.Minute); facts(r) != outcome.Success() || b.tr.count() != 2 {
+					t.Errorf("%s: by hand: %+v, %d sent", c.name, facts(r), b.tr.count())
+				}
+			} else { // Until the budget is over.
+				if stop, err = b2.Background(context.Background()); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(15 * time.Minute)
+				synctest.Wait()
+				stop()
+				if rec, _ := b.j.Action(context.Background(), r.ID); rec.Stopped != StoppedBudget || rec.Facts.Retry != outcome.AfterCorrection || len(b.j.kept) != 0 || b.tr.count() != 1 {
+					t.Errorf("%s: %q, %+v, %d kept, %d sent", c.name, rec.Stopped, rec.Facts, len(b.j.kept), b.tr.count())
+				}
 			}
 			_ = b2.Drain(context.Background())
 		})

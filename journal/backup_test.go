@@ -46,6 +46,20 @@ func TestBackupOfAHeldRequest(t *testing.T) {
 	if rec := mustAction(t, j, later); !rec.LeftToRepeat() || rec.MayRepeat(now) != nil {
 		t.Fatalf("%+v", rec.Facts)
 	}
+	// Nobody adds an attempt to what was approved, since an approval is spent once.
+	spent := newID()
+	approved2 := evBound("i")
+	approved2.Bound.Approval = true
+	mustAppend(t, j, dispatch.Batch{Action: spent, Events: []dispatch.Event{evAccepted("ci", ""), approved2, {Type: dispatch.ActionRefused, At: now, Ended: &dispatch.Ended{
+		Facts: facts(outcome.ConnectionSetup, outcome.NotAttempted, outcome.Backoff, outcome.CodeConnectionRefused), Stage: outcome.StageDNS, Source: outcome.TransportObserved}}}})
+	// An answer that did not arrive hides the leave to repeat until somebody acknowledges it.
+	undelivered := keyedBatch(newID(), "k2")
+	mustAppend(t, j, undelivered)
+	mustAppend(t, j, dispatch.Batch{Action: undelivered.Action, Events: []dispatch.Event{evResponse(1, 429),
+		evResult(1, 429, 0, nil, facts(outcome.RemoteExecution, outcome.Rejected, outcome.Backoff, outcome.CodeRemoteRejected)), {Type: dispatch.DeliveryFailed, At: now}}})
+	if rec := mustAction(t, j, undelivered.Action); rec.Facts.Retry != outcome.FetchResult || !rec.LeftToRepeat() {
+		t.Fatalf("%+v", rec.Facts)
+	}
 	var file bytes.Buffer
 	if _, err := j.Backup(bg, &file); err != nil {
 		t.Fatal(err)
@@ -84,13 +98,15 @@ func TestBackupOfAHeldRequest(t *testing.T) {
 			t.Errorf("%+v, awaits %v", rec.Facts, rec.AwaitsApproval())
 		}
 	}
-	for _, id := range []dispatch.ActionID{later, refused.Action} {
+	for _, id := range []dispatch.ActionID{later, refused.Action, undelivered.Action} {
 		if rec := mustAction(t, j, id); rec.Facts.Outcome != outcome.Unknown || rec.Facts.Retry != outcome.Reconcile || rec.KeepsRequest() || rec.MayRepeat(now) == nil && id == later {
 			t.Errorf("repeated after a restore: %+v", rec.Facts)
 		}
 	}
-	if rec := mustAction(t, j, never); rec.Facts.Outcome != outcome.NotAttempted {
-		t.Errorf("what nobody may have repeated: %+v", rec.Facts)
+	for _, id := range []dispatch.ActionID{never, spent} {
+		if rec := mustAction(t, j, id); rec.Facts.Outcome != outcome.NotAttempted {
+			t.Errorf("what nobody may have repeated: %+v", rec.Facts)
+		}
 	}
 	mustVerify(t, j)
 	closeTest(t, j)

@@ -35,7 +35,7 @@ type Journal struct {
 	// in quarantine and when opened for reading.
 	named   map[dispatch.ActionID]lostAttempt
 	unnamed uint64 // position.unnamed
-	// restored: this is a backup that was not acknowledged yet, or at the start before.
+	// restored: this is a backup whose quarantine has not ended, or ends with this start.
 	restored bool
 
 	queue  chan *request

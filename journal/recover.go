@@ -756,26 +756,36 @@ func (j *Journal) ownRequest(id dispatch.ActionID, ev dispatch.Event) *request {
 func (j *Journal) closeOpen(open []*projection, at position) error {
 	now := j.opt.Now()
 	lost := make(map[dispatch.ActionID]bool)
-	for _, l := range at.lost {
-		if l.refused {
-			if _, err := j.stored(l.action); err == nil {
-				continue
-			} else if !errors.Is(err, dispatch.ErrActionNotFound) {
-				return err
+	// In portions, so that they share groups and the queue never fills up.
+	for batch := range slices.Chunk(at.lost, queueLength/4) {
+		requests := make([]*request, 0, len(batch))
+		for _, l := range batch {
+			if l.refused {
+				if _, err := j.stored(l.action); err == nil {
+					continue
+				} else if !errors.Is(err, dispatch.ErrActionNotFound) {
+					return err
+				}
+			}
+			requests = append(requests, j.ownRequest(l.action, dispatch.LostAction(l.attempt, now)))
+		}
+		// Where it is illegal the attempt is on record after all: nothing is lost of it.
+		if err := j.submit(requests...); err != nil && !errors.Is(err, dispatch.ErrIllegalTransition) {
+			return err
+		}
+		for _, r := range requests {
+			switch {
+			case r.err == nil:
+				j.recovery.Lost = append(j.recovery.Lost, r.action)
+				lost[r.action] = true
+			case !errors.Is(r.err, dispatch.ErrIllegalTransition):
+				return r.err
 			}
 		}
-		r := j.ownRequest(l.action, dispatch.LostAction(l.attempt, now))
-		switch err := j.submit(r); {
-		case err == nil:
-			j.recovery.Lost = append(j.recovery.Lost, l.action)
-			lost[l.action] = true
-		case errors.Is(err, dispatch.ErrIllegalTransition):
-			// The attempt is on record after all: nothing is lost of it.
-		default:
+		if err := j.caughtUp(); err != nil {
 			return err
 		}
 	}
-	// In portions, so that they share groups and the queue never fills up.
 	for batch := range slices.Chunk(open, queueLength/4) {
 		requests := make([]*request, 0, len(batch))
 		for _, p := range batch {

@@ -185,18 +185,29 @@ func (g *Guard) Stream() *Stream {
 	return &Stream{open: func() *stream { return st }}
 }
 
-// PartSymbols is how much of the end of a secret a part of a text may begin with, in bytes of
-// the secret, characters of its base64 or digits of its base 16, before it is found.
-const PartSymbols = MinSecretBytes
-
 // Part returns a Stream for a body that is a part of a larger one (RFC 9110 §14): at its
-// beginning the end of a secret is masked, too. Whoever flushes it decides about its end.
+// beginning the end of a secret is masked, too, once there is enough of it to tell the secret.
 func (g *Guard) Part() *Stream {
 	s := g.Stream()
 	if s != nil {
-		s.open().scan.cut()
+		s.open().scan.part = true
 	}
 	return s
+}
+
+// FlushPart is Flush at the end of a part: what is held back is masked where it begins a
+// secret and there is enough of it to tell, and where all of the part is within a secret,
+// of which many such parts would tell the whole.
+func (s *Stream) FlushPart(dst []byte) []byte {
+	if s == nil {
+		return dst
+	}
+	st := s.open()
+	if at := st.scan.told(); at >= 0 {
+		first := st.scan.pos - int64(len(st.held))
+		st.m.mask(st.held, first, []span{{at, st.scan.pos}})
+	}
+	return s.Flush(dst)
 }
 
 // Write takes the next piece of the body and appends to dst what may be released

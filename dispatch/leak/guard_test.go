@@ -508,47 +508,70 @@ func FuzzStream(f *testing.F) {
 	})
 }
 
-// TestPart: what a part of a text begins with of the end of a secret is masked, in any form and
-// wherever it was cut, in whatever pieces it comes. What is no secret is left alone.
+// TestPart: what a part of a text has of a secret at its ends is masked, in any form, wherever it
+// was cut and in whatever pieces it comes; two parts never tell the whole together. What is no
+// secret is left alone.
 func TestPart(t *testing.T) {
-	const secret = "CANARY-part/5f0c!a7d41e"
-	g := leak.New([]byte(secret))
-	b64 := func(before int) string {
-		return base64.StdEncoding.EncodeToString([]byte(strings.Repeat("x", before) + secret + "yy"))
-	}
-	var percent, json strings.Builder
-	for _, c := range []byte(secret) {
-		fmt.Fprintf(&percent, "%%25%02X", c)
-		fmt.Fprintf(&json, `\\u00%02x`, c)
-	}
-	for form, spelling := range map[string]int{secret: 1, hex.EncodeToString([]byte(secret)): 1, b64(0): 1, b64(1): 1, b64(2): 1, percent.String(): 5, json.String(): 7} {
-		for cut := 1; cut < len(form); cut++ {
-			text := form[cut:] + " and what follows it"
-			for _, step := range []int{1, 5, len(text)} {
-				st := g.Part()
-				var out []byte
-				for rest := text; rest != ""; {
-					n := min(step, len(rest))
-					out = st.Write(out, []byte(rest[:n]))
-					rest = rest[n:]
-				}
-				out = st.Flush(out)
-				if len(out) != len(text) || !strings.HasSuffix(string(out), " and what follows it") {
-					t.Fatalf("%q became %q", text, out)
-				}
-				// Base64 ends with up to five characters of what follows.
-				for piece := range strings.SplitSeq(strings.TrimSuffix(string(out), " and what follows it"), "*") {
-					if len(piece) >= (leak.PartSymbols+1)*spelling+5 {
-						t.Fatalf("cut at %d in pieces of %d, %q became %q", cut, step, text, out)
+	for _, secret := range []string{"CANARY-part/5f0c!a7d41e", "k3y-5f0c!a7d", "pa55/wd!"} {
+		g := leak.New([]byte(secret))
+		b64 := func(before int) string {
+			return base64.StdEncoding.EncodeToString([]byte(strings.Repeat("x", before) + secret + "yy"))
+		}
+		var percent, json strings.Builder
+		for _, c := range []byte(secret) {
+			fmt.Fprintf(&percent, "%%25%02X", c)
+			fmt.Fprintf(&json, `\\u00%02x`, c)
+		}
+		part := func(text string, step int) string {
+			st := g.Part()
+			var out []byte
+			for rest := text; rest != ""; {
+				n := min(step, len(rest))
+				out = st.Write(out, []byte(rest[:n]))
+				rest = rest[n:]
+			}
+			if out = st.FlushPart(out); len(out) != len(text) {
+				t.Fatalf("%q became %q", text, out)
+			}
+			return string(out)
+		}
+		const before, after = "what came before it ", " and what follows it"
+		for form, spelling := range map[string]int{secret: 1, hex.EncodeToString([]byte(secret)): 1, b64(0): 1, b64(1): 1, b64(2): 1, percent.String(): 5, json.String(): 7} {
+			told := make([]bool, len(form)) // by any part
+			for cut := 1; cut < len(form); cut++ {
+				for _, step := range []int{1, 5, 1000} {
+					head, tail := part(before+form[:cut], step), part(form[cut:]+after, step)
+					if !strings.HasPrefix(head, before) || !strings.HasSuffix(tail, after) {
+						t.Fatalf("%q, %q", head, tail)
+					}
+					for i, c := range []byte(head[len(before):]) {
+						told[i] = told[i] || c != '*'
+					}
+					for i, c := range []byte(tail[:len(tail)-len(after)]) {
+						told[cut+i] = told[cut+i] || c != '*'
 					}
 				}
 			}
+			hidden := 0
+			for _, is := range told {
+				if !is {
+					hidden++
+				}
+			}
+			// Of the shortest a quarter stays hidden; base64 ends with characters of what follows.
+			if hidden < len(form)/4/spelling*spelling {
+				t.Errorf("of %q all parts together hide %d of %d", form, hidden, len(form))
+			}
 		}
-	}
-	for _, plain := range []string{"", "e", "a7d41e and no more", "the quick brown fox", secret[9:20] + "?", "x" + secret[5:]} {
-		st := g.Part()
-		if out := string(st.Flush(st.Write(nil, []byte(plain)))); out != plain && plain != "x"+secret[5:] {
-			t.Errorf("%q became %q", plain, out)
+		for _, r := range [][2]int{{2, len(secret) - 2}, {1, 4}, {3, 4}} {
+			if got := part(secret[r[0]:r[1]], 1000); strings.Trim(got, "*") != "" {
+				t.Errorf("within it: %q", got)
+			}
+		}
+		for _, plain := range []string{"", "{", "and no more", "the quick brown fox", "x" + secret[:2], "?? " + secret[1:5] + " ?", "*\n"} {
+			if out := part(plain, 3); out != plain {
+				t.Errorf("%q became %q", plain, out)
+			}
 		}
 	}
 	if (*leak.Guard)(nil).Part() != nil {

@@ -19,8 +19,7 @@ type scanner struct {
 	index   map[state]int32
 	spans   []span // found by the last scan
 	room    [2][4]thread
-	// seeds is at how many of the next bytes a text may go on that began before them: within a pattern.
-	seeds int
+	part    bool // the next byte may go on with a match: the text begins within another one
 }
 
 // state is a place in a pattern: within the spelling of a symbol.
@@ -33,6 +32,7 @@ type state struct {
 // thread is a beginning of a match: where it began, what it waits for.
 type thread struct {
 	state
+	from  uint32 // the symbol it began with: 0, but at the beginning of a part
 	start int64
 }
 
@@ -46,26 +46,47 @@ func (sc *scanner) reset(k *known) {
 	}
 	sc.known, sc.pos = k, 0
 	sc.threads, sc.next, sc.spans = sc.threads[:0], sc.next[:0], sc.spans[:0]
-	sc.seeds = 0
+	sc.part = false
 }
 
-// longestSpelling is the length of the longest spelling of a symbol: a line's end in a
-// string within a string and an escaped "+" (TestLongestSpelling).
-const longestSpelling = 13
-
-// cut says that the text begins within another one. It may begin with the end of a match, of
-// which PartSymbols symbols or more are looked for, and before that with the end of a spelling.
-func (sc *scanner) cut() { sc.seeds = longestSpelling }
-
-// seed lets a match be under way at the offset at.
-func (sc *scanner) seed(at int64) {
+// within begins the matches that may be under way before the first byte of a part: from every
+// place in every pattern, also within a spelling.
+func (sc *scanner) within(c byte) {
 	sp := sc.known.sp
 	for p := range sc.known.patterns {
-		symbols := sc.known.patterns[p].symbols
-		for k := 1; k+PartSymbols <= len(symbols); k++ {
-			sc.threads = append(sc.threads, thread{state{uint32(p), uint32(k), sp.roots[symbols[k]]}, at})
+		for k, symbol := range sc.known.patterns[p].symbols {
+			sc.enter(sp, thread{state{uint32(p), uint32(k), sp.roots[symbol]}, uint32(k), 0}, c)
 		}
 	}
+}
+
+func (sc *scanner) enter(sp *spellingTable, t thread, c byte) {
+	sc.move(sp, &t, c, 0)
+	for _, e := range sp.edgesOf(t.node) {
+		next := t
+		next.node = e.to
+		sc.enter(sp, next, c)
+	}
+}
+
+// telling is how much of a pattern tells it, in symbols: eight, and of a short one a third, or
+// its two ends would tell it together.
+func (p *pattern) telling() uint32 { return uint32(min(MinSecretBytes, max(3, len(p.symbols)/3))) }
+
+// told returns where, at the end of a part, a piece of a pattern begins that tells it; -1: nowhere.
+// All of the text counts, however short.
+func (sc *scanner) told() int64 {
+	out := int64(-1)
+	for i := range sc.threads {
+		t := &sc.threads[i]
+		if t.start > 0 && t.symbol-t.from < sc.known.patterns[t.pattern].telling() {
+			continue
+		}
+		if out < 0 || t.start < out {
+			out = t.start
+		}
+	}
+	return out
 }
 
 // settled is the offset up to which no match can begin any more that is not known.
@@ -88,11 +109,9 @@ func (sc *scanner) scan(p []byte) {
 	}
 	f := sc.known.filter
 	i := 0
-	for ; sc.seeds > 0 && i < len(p); i++ {
-		at := sc.pos + int64(i)
-		sc.seed(at)
-		sc.step(p[i], at)
-		sc.seeds--
+	if sc.part {
+		sc.step(p[0], sc.pos)
+		i = 1
 	}
 	if !sc.idle() {
 		i = sc.run(p, i, i)
@@ -139,9 +158,13 @@ func (sc *scanner) step(c byte, at int64) {
 	}
 	for m := sc.known.starts[c]; m != 0; m &= m - 1 {
 		for p := bits.TrailingZeros64(m); p < len(sc.known.patterns); p += 64 {
-			t := thread{state{pattern: uint32(p), node: sp.roots[sc.known.patterns[p].symbols[0]]}, at}
+			t := thread{state: state{pattern: uint32(p), node: sp.roots[sc.known.patterns[p].symbols[0]]}, start: at}
 			sc.move(sp, &t, c, at)
 		}
+	}
+	if sc.part {
+		sc.part = false
+		sc.within(c)
 	}
 	sc.threads, sc.next = sc.next, sc.threads
 }
@@ -154,14 +177,15 @@ func (sc *scanner) move(sp *spellingTable, t *thread, c byte, at int64) {
 		nd := &sp.nodes[e.to]
 		if nd.end {
 			symbols := sc.known.patterns[t.pattern].symbols
-			if n := t.symbol + 1; int(n) == len(symbols) {
+			switch n := t.symbol + 1; {
+			case int(n) < len(symbols):
+				sc.put(thread{state{t.pattern, n, sp.roots[symbols[n]]}, t.from, t.start})
+			case t.from == 0 || n-t.from >= sc.known.patterns[t.pattern].telling():
 				sc.spans = append(sc.spans, span{t.start, at + 1})
-			} else {
-				sc.put(thread{state{t.pattern, n, sp.roots[symbols[n]]}, t.start})
 			}
 		}
 		if nd.n > 0 {
-			sc.put(thread{state{t.pattern, t.symbol, e.to}, t.start})
+			sc.put(thread{state{t.pattern, t.symbol, e.to}, t.from, t.start})
 		}
 		return
 	}
@@ -173,7 +197,7 @@ func (sc *scanner) put(t thread) {
 	if len(sc.next) < manyThreads {
 		for i := range sc.next {
 			if sc.next[i].state == t.state {
-				sc.next[i].start = min(sc.next[i].start, t.start)
+				sc.next[i].join(&t)
 				return
 			}
 		}
@@ -189,11 +213,15 @@ func (sc *scanner) put(t thread) {
 		}
 	}
 	if i, ok := sc.index[t.state]; ok {
-		sc.next[i].start = min(sc.next[i].start, t.start)
+		sc.next[i].join(&t)
 		return
 	}
 	sc.index[t.state] = int32(len(sc.next))
 	sc.next = append(sc.next, t)
+}
+
+func (t *thread) join(other *thread) {
+	t.start, t.from = min(t.start, other.start), min(t.from, other.from)
 }
 
 // filter skips what cannot hold a match. It knows every window of three bytes that

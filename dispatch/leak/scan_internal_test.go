@@ -105,18 +105,12 @@ func TestFilterChangesNothing(t *testing.T) {
 	}
 }
 
-// TestLongestSpelling bounds what a Stream may hold back, and how far behind its beginning a part
-// may go on with a secret.
+// TestLongestSpelling bounds what a Stream may hold back: twelve bytes for a byte of the secret.
 func TestLongestSpelling(t *testing.T) {
-	most := 0
 	for s, root := range spellings().roots {
-		n := longest(spellings(), root)
-		if most = max(most, n); n == 0 {
-			t.Errorf("symbol %d has no spelling", s)
+		if n := longest(spellings(), root); n > 13 || n == 0 {
+			t.Errorf("symbol %d is spelled with up to %d bytes", s, n)
 		}
-	}
-	if most != longestSpelling {
-		t.Errorf("the longest spelling has %d bytes, not %d", most, longestSpelling)
 	}
 }
 

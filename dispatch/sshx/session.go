@@ -463,6 +463,7 @@ func (r *run) wait(ctx context.Context) dispatch.Ending {
 			}
 			switch how := s.c.proven(ctx); {
 			case how == proofLate:
+				outputEnded(false)
 				return broken(outcome.CodeRemoteTimeout, "deadline")
 			case how == proofStands && !exited:
 				return broken(outcome.CodeRemoteResultIncomplete, "no_exit_status")
@@ -504,6 +505,7 @@ func (r *run) wait(ctx context.Context) dispatch.Ending {
 				case proofStands:
 					return whole(framingNoClose)
 				case proofLate:
+					outputEnded(false)
 					return broken(outcome.CodeRemoteTimeout, "deadline")
 				case proofEnded, proofNone:
 					grace = nil // the connection ended; the channel closes at once
@@ -517,6 +519,7 @@ func (r *run) wait(ctx context.Context) dispatch.Ending {
 		case <-r.sinkFail:
 			return broken(outcome.CodeRemoteResultIncomplete, "not_stored")
 		case <-ctx.Done():
+			outputEnded(false) // nobody has proven that it was the peer's end
 			return broken(outcome.CodeRemoteTimeout, "deadline")
 		}
 	}
