@@ -113,57 +113,6 @@ func TestApprovedWhileTheCallerWaits(t *testing.T) {
 	})
 }
 
-// TestApprovalKeepsWhatIsSuperseded: a request that names the unsettled action it repeats is not a
-// suspected duplicate when it is sent without its caller (O3).
-func TestApprovalKeepsWhatIsSuperseded(t *testing.T) {
-	contract.Covers(t, "D4", "O3")
-	for _, named := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			b := newBench(t)
-			b.tr.play = endWith(outcome.CodeRemoteOutcomeUnknown)
-			ask := func(supersedes string) *Reply {
-				s := post("ask.example.test", "/v1/pay", "{}")
-				s.Supersedes = supersedes
-				reply := b.Do(t.Context(), s) // and is held for a minute
-				if _, err := b.Decide(t.Context(), reply.ID, "", alice); err != nil {
-					t.Fatal(err)
-				}
-				synctest.Wait()
-				return reply
-			}
-			// Both ask before either is sent: the guard is looked at again when it is.
-			s := post("ask.example.test", "/v1/pay", "{}")
-			first := b.Do(t.Context(), s)
-			supersedes := ""
-			if named {
-				supersedes = first.ID.String()
-			}
-			s = post("ask.example.test", "/v1/pay", "{}")
-			s.Supersedes = supersedes
-			second := b.Do(t.Context(), s)
-			for _, r := range []*Reply{first, second} {
-				if _, err := b.Decide(t.Context(), r.ID, "", alice); err != nil {
-					t.Fatal(err)
-				}
-				synctest.Wait()
-			}
-			want := 1
-			if named {
-				want = 2
-			}
-			if n := b.tr.count(); n != want {
-				t.Errorf("%d sent (superseded: %v): %+v", n, named, b.j.last().Facts)
-			}
-			if !named {
-				return
-			}
-			if ask(second.ID.String()); b.tr.count() != 3 {
-				t.Errorf("%d sent: %+v", b.tr.count(), b.j.last().Facts)
-			}
-		})
-	}
-}
-
 func TestApprovalPendingThenDetached(t *testing.T) {
 	contract.Covers(t, "D4", "C1", "H3")
 	synctest.Test(t, func(t *testing.T) {
