@@ -360,15 +360,19 @@ func (b *background) after(wait time.Duration, id ActionID, f func(ActionID)) {
 	b.due[id] = time.AfterFunc(wait, func() { f(id) })
 }
 
+// begin takes what is planned for the action; false: the engine was stopped meanwhile.
+func (b *background) begin(id ActionID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.due, id)
+	return !b.stopped
+}
+
 // expire records that the budget of an action is over that was left to its caller (J4); its
 // request is kept no longer.
 func (b *background) expire(id ActionID) {
 	defer b.p.survive("a budget's end", id)
-	b.mu.Lock()
-	delete(b.due, id)
-	stopped := b.stopped
-	b.mu.Unlock()
-	if stopped {
+	if !b.begin(id) {
 		return
 	}
 	if rec, err := b.p.cfg.Journal.Action(context.Background(), id); err == nil {
@@ -387,11 +391,7 @@ func (b *background) run(id ActionID) {
 	b.slots <- struct{}{}
 	defer func() { <-b.slots }()
 	defer b.p.survive("a repeat", id)
-	b.mu.Lock()
-	delete(b.due, id)
-	stopped := b.stopped
-	b.mu.Unlock()
-	if stopped {
+	if !b.begin(id) {
 		return
 	}
 	reply := b.p.retryKept(context.Background(), id, 0, "background")

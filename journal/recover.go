@@ -211,11 +211,9 @@ func (j *Journal) open() error {
 		}
 	}
 	if j.restored {
-		more, err := j.repeatedSince()
-		if err != nil {
+		if at.repeated, err = j.repeatedSince(); err != nil {
 			return err
 		}
-		at.lost = append(at.lost, more...)
 	}
 	open := make([]*projection, 0, len(j.c.open))
 	for _, p := range j.c.open {
@@ -355,6 +353,9 @@ type position struct {
 	lostFirst, lostGroup uint64
 	// lost are the actions and attempts that lost groups name.
 	lost []lostAttempt
+	// repeated are those of a restored journal that may have been made since the backup, each
+	// of another action.
+	repeated []lostAttempt
 	// named are the actions of which the witness knows more than the store.
 	named map[dispatch.ActionID]lostAttempt
 	// unnamed: the witness does not reach back to where a loss begins. What was open in
@@ -756,8 +757,7 @@ func (j *Journal) ownRequest(id dispatch.ActionID, ev dispatch.Event) *request {
 func (j *Journal) closeOpen(open []*projection, at position) error {
 	now := j.opt.Now()
 	lost := make(map[dispatch.ActionID]bool)
-	// In portions, so that they share groups and the queue never fills up.
-	for batch := range slices.Chunk(at.lost, queueLength/4) {
+	lose := func(batch []lostAttempt) error {
 		requests := make([]*request, 0, len(batch))
 		for _, l := range batch {
 			if l.refused {
@@ -782,7 +782,17 @@ func (j *Journal) closeOpen(open []*projection, at position) error {
 				return r.err
 			}
 		}
-		if err := j.caughtUp(); err != nil {
+		return j.caughtUp()
+	}
+	// One after the other: the witness may name an action more than once.
+	for i := range at.lost {
+		if err := lose(at.lost[i : i+1]); err != nil {
+			return err
+		}
+	}
+	// In portions, so that they share groups and the queue never fills up.
+	for batch := range slices.Chunk(at.repeated, queueLength/4) {
+		if err := lose(batch); err != nil {
 			return err
 		}
 	}
